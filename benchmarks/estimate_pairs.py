@@ -16,7 +16,8 @@ from torch import Tensor, nn
 Made = dict[str, Any]
 
 # Rules without a pair, and why.
-WITHOUT = {"exposed-communication": "several ranks, which share the cores of one machine here; it promises no saving"}
+_RANKS = "several ranks, which share the cores of one machine here; it promises no saving, but a bound of it"
+WITHOUT = {"exposed-communication": _RANKS, "late-bucket": _RANKS}
 
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # mallopt(3)
 

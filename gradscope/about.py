@@ -62,6 +62,7 @@ def run_data(
         ops=result.ops,
         kernels=result.kernels,
         device=result.device,
+        buckets=result.buckets,
         memory=memory.info if memory is not None else None,
         notes=tuple(_notes(capture, about, trace, result, memory)),
     )

@@ -273,6 +273,7 @@ def _timed_result(trace: TimedTrace, notes: Notes | None, survey: SurveyStep | N
         notes,
         source_text(lines),
         has_flops=survey is not None and survey.has_flops,
+        reducers=trace.reducers,
     )
 
 

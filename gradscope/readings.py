@@ -23,9 +23,10 @@ from gradscope.capture.modules import MODULE_CALLS
 from gradscope.capture.naming import ModuleNames, name_called, roots_of_models
 from gradscope.capture.phases import SETTLING_STEPS
 from gradscope.capture.phases.lines import Lines
+from gradscope.capture.reducers import reducers_of
 from gradscope.capture.registry import local_path
 from gradscope.capture.result import Capture, SurveyStep, TimedSteps, TracedSteps
-from gradscope.tables import IntColumn, LineInfo, Progress, SpanTable
+from gradscope.tables import IntColumn, LineInfo, Progress, ReducerInfo, SpanTable
 from gradscope.trace.reader import TraceReader, joined
 
 # Under these the guard notes an error.
@@ -43,6 +44,7 @@ class TimedTrace:
     passes: Passes
     events: int
     stretches: int  # in which the steps were profiled
+    reducers: tuple[ReducerInfo, ...] = ()  # the models of DistributedDataParallel
 
     @property
     def settling(self) -> int:
@@ -78,7 +80,14 @@ def read_timed(capture: Capture, known: Mapping[str, nn.Module], progress: Progr
     parents = names.calling_parents([names.rows[label] for label in timed.recorder.called() if label >= 0])
     rows, outside = _rows_of_calls(capture, names, set(timed.recorder.roots))
     skeleton = read_skeleton(table, _relabelled(spans, rows), parents, outside, _paths(names))
-    return TimedTrace(timed, names, parents, skeleton, _passes(timed, names), len(table), stretches)
+    reducers: tuple[ReducerInfo, ...] = ()
+    with Guard(capture.failed).over("reading DDP's buckets"):
+        reducers = reducers_of(names.tops, names.path_of, lambda parameters: _owners(names, parameters))
+    return TimedTrace(timed, names, parents, skeleton, _passes(timed, names), len(table), stretches, reducers)
+
+
+def _owners(names: ModuleNames, parameters: Sequence[torch.Tensor]) -> list[int]:
+    return [info.owners[0] if info.owners else OUTSIDE for info in names.parameters(parameters)]
 
 
 def _paths(names: ModuleNames) -> list[str]:

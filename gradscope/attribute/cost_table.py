@@ -46,7 +46,8 @@ class Contribution:
     op: IntColumn
     ns: IntColumn
     calls: IntColumn
-    apart: Category | None = None  # of no layer and line, and spent on this; None: as its row
+    apart: Category | None = None  # of no line, and spent on this; None: as its row
+    layer: IntColumn | None = None  # of each entry, where it is apart; None: of no layer
 
     def category(self, assigned: Assigned) -> Int8Column:
         """Return what each entry was spent on."""
@@ -56,7 +57,9 @@ class Contribution:
 
     def owner(self, assigned: Assigned) -> IntColumn:
         """Return the layer of each entry; OUTSIDE for none."""
-        return assigned.rows.owner[self.row] if self.apart is None else np.full(len(self.row), OUTSIDE, np.int64)
+        if self.apart is None:
+            return assigned.rows.owner[self.row]
+        return np.full(len(self.row), OUTSIDE, np.int64) if self.layer is None else self.layer
 
     def line(self, assigned: Assigned) -> IntColumn:
         """Return the source line of each entry; NO_LINE for none."""

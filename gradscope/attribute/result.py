@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from gradscope.attribute.align_steps import Assigned
+from gradscope.attribute.buckets import bucket_rows, give_to_layers, sent_buckets
 from gradscope.attribute.cost_table import (
     PYTHON,
     Cells,
@@ -28,6 +29,7 @@ from gradscope.attribute.survey import Notes
 from gradscope.attribute.waits import communication_rows, take_out_waits
 from gradscope.tables import (
     BEFORE_THE_TRACE,
+    BucketRow,
     DeviceLedger,
     IntColumn,
     KernelRow,
@@ -37,6 +39,7 @@ from gradscope.tables import (
     LineRow,
     ModuleInfo,
     OpRow,
+    ReducerInfo,
     RowKind,
     Spread,
     StepTimes,
@@ -77,6 +80,7 @@ class Attribution:
     ops: tuple[OpRow, ...]
     kernels: tuple[KernelRow, ...]
     device: DeviceLedger | None
+    buckets: tuple[BucketRow, ...] | None
     notes: tuple[str, ...]
 
 
@@ -90,6 +94,7 @@ def build_result(
     has_flops: bool,
     shapes: Mapping[tuple[int, int, str], str] | None = None,
     whole_device: bool = False,
+    reducers: Sequence[ReducerInfo] = (),
 ) -> Attribution:
     """Group the rows of the timed trace into a report's tables.
 
@@ -99,6 +104,7 @@ def build_result(
         has_flops: the survey counted floating-point operations.
         shapes: (layer, category, op) -> its most frequent input shapes; None: the survey's.
         whole_device: the device's ledger counts every kernel of the trace, also those of steps that do not count.
+        reducers: the models of DistributedDataParallel.
     """
     table = assigned.skeleton.table
     device = read_device(table, table.kernels) if table.kernels is not None and len(table.kernels.name) else None
@@ -111,6 +117,8 @@ def build_result(
     else:
         parts = move_recompute_gaps(assigned, own)
         parts.append(kernel_contribution(device, own.op))
+    sent = sent_buckets(assigned, reducers, device)
+    parts = give_to_layers(assigned, sent, parts, names)
     cells = make_cells(assigned, parts, names)
     wall_ns = assigned.steps.wall_ns if device is None else device.steps_ns(assigned.steps)
     step, notes = _step_times(wall_ns, cells, totals_by_step(assigned, parts))
@@ -132,6 +140,7 @@ def build_result(
         ops=_ops(cells, modules, (survey.shapes if survey is not None else {}) if shapes is None else shapes),
         kernels=kernels,
         device=None if device is None else _device_ledger(assigned, device, whole_device),
+        buckets=bucket_rows(assigned, reducers, sent, modules),
         notes=(*assigned.notes, *notes),
     )
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from gradscope import ops
 from gradscope.attribute.cost_table import Contribution
+from gradscope.attribute.device import Stretches
 from gradscope.attribute.nodes import nearest, outermost_passes, pass_of
 from gradscope.attribute.rows import INHERIT, BoolColumn, Category, Skeleton
 from gradscope.tables import EventTable, IntColumn, RowKind
@@ -45,22 +46,28 @@ def communication_rows(skeleton: Skeleton) -> BoolColumn:
     return skeleton.levels.propagate(marks, 0).astype(bool) & trains
 
 
+def behind_last_nodes(table: EventTable, windows: IntColumn) -> dict[int, tuple[int, Stretches]]:
+    """For each pass when its last node was done, and the stretches behind that in which a row of its own was open."""
+    nodes = np.flatnonzero(np.isin(table.kind, (RowKind.NODE, RowKind.ACCUMULATE)))
+    around = passes_around(table, nodes)
+    last = table.start_ns.copy()
+    np.maximum.at(last, around[around >= 0], table.end_ns[nodes[around >= 0]])
+    behind = np.flatnonzero(np.isin(table.parent, windows))
+    behind = behind[table.start_ns[behind] >= last[table.parent[behind]]]
+    found = {}
+    for window in windows.tolist():
+        rows = behind[table.parent[behind] == window]
+        found[window] = (int(last[window]), Stretches.union(table.start_ns[rows], table.end_ns[rows]))
+    return found
+
+
 def _waits(table: EventTable) -> IntColumn:
     """For each row how long it waited: of an outermost pass with such callbacks the time behind its last node."""
     found = np.zeros(len(table), np.int64)
-    around = _passes_around(table, _that_wait_later(table))
-    waiting = np.unique(around[around >= 0])
-    if not len(waiting):
-        return found
-    nodes = np.flatnonzero(np.isin(table.kind, (RowKind.NODE, RowKind.ACCUMULATE)))
-    around = _passes_around(table, nodes)
-    last = table.start_ns.copy()
-    np.maximum.at(last, around[around >= 0], table.end_ns[nodes[around >= 0]])
-    behind = np.flatnonzero(np.isin(table.parent, waiting))
-    behind = behind[table.start_ns[behind] >= last[table.parent[behind]]]
-    rows = np.zeros(len(table), np.int64)
-    np.add.at(rows, table.parent[behind], table.end_ns[behind] - table.start_ns[behind])
-    found[waiting] = np.maximum(table.end_ns[waiting] - last[waiting] - rows[waiting], 0)
+    around = passes_around(table, _that_wait_later(table))
+    windows = np.unique(around[around >= 0])
+    for window, (last, rows) in behind_last_nodes(table, windows).items():
+        found[window] = max(int(table.end_ns[window]) - last - int(rows.before[-1]), 0)
     return found
 
 
@@ -72,8 +79,8 @@ def _that_wait_later(table: EventTable) -> IntColumn:
     return np.concatenate([np.flatnonzero(table.kind == RowKind.SHARDING), begun[ready]])
 
 
-def _passes_around(table: EventTable, rows: IntColumn) -> IntColumn:
-    """The row of the outermost pass during which each of these rows began, on whatever thread; -1 for none."""
+def passes_around(table: EventTable, rows: IntColumn) -> IntColumn:
+    """Return the row of the outermost pass during which each of these rows began, on whatever thread; -1 for none."""
     windows = outermost_passes(table)
     if not len(windows):
         return np.full(len(rows), -1, np.int64)

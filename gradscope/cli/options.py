@@ -105,8 +105,8 @@ ShowOption = Annotated[
     typer.Option(
         "--show",
         metavar="SECTION,...",
-        help="These in full too: findings, layers, lines, ops, kernels, ledger, device, memory, saved, retained, "
-        "held, copies.",
+        help="These in full too: findings, layers, lines, ops, kernels, ledger, device, buckets, memory, saved, "
+        "retained, held, copies.",
         rich_help_panel=_REPORT,
     ),
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -76,3 +76,9 @@ def exports() -> bool:
 def transforms_run() -> bool:
     """Check that a transform of torch.func runs, which makes a graph in each of its passes and lets go of it."""
     return transform_running() is not None
+
+
+def reducer_log(model: Any) -> Mapping[str, Any]:
+    """What the reducer of a DistributedDataParallel logs of itself; nothing where this torch has no log."""
+    found: Mapping[str, Any] = getattr(model, "_get_ddp_logging_data", dict)()
+    return found

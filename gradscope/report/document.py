@@ -31,6 +31,7 @@ from gradscope.document.parts import (
     strong,
 )
 from gradscope.document.style import heat
+from gradscope.report.bucketsection import buckets_section
 from gradscope.report.devicesections import device_in_short, device_section
 from gradscope.report.findings import FindingRow
 from gradscope.report.header import head_rows, partial_text, subject
@@ -78,6 +79,8 @@ def _sections(view: View, path: str | Path | None) -> Iterator[Section | None]:
         yield _kernels(view)
     yield _ledger(view) if whole("ledger") else _ledger_in_short(view)
     yield (device_section if whole("device") else device_in_short)(view.run.device, view.run.step.wall_ns)
+    if whole("buckets"):
+        yield buckets_section(view.run)
     if not by_memory:
         if not any(section.key == "memory" for section in memory):
             yield memory_in_short(view)

@@ -141,8 +141,8 @@ class Report:
         """Print the report on a rich ``console``, by default on stdout.
 
         ``options``: ``full``, ``show`` (names of sections to show in full: "findings", "layers", "lines", "ops",
-        "kernels", "ledger", "device", "memory", "saved", "retained", "held", "copies"), ``depth``, ``sort``
-        ("backward", "forward", "ratio", "memory"), ``top``, ``min_percent``, ``lines``. Raises
+        "kernels", "ledger", "device", "buckets", "memory", "saved", "retained", "held", "copies"), ``depth``,
+        ``sort`` ("backward", "forward", "ratio", "memory"), ``top``, ``min_percent``, ``lines``. Raises
         :class:`~gradscope.errors.UsageError` for a value without a meaning.
         """
         from gradscope.document.terminal import print_document

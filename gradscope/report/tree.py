@@ -20,7 +20,7 @@ SAVED_MEMORY = "saved memory"
 
 # What --show can ask for, in the order of reading.
 SECTIONS = (
-    *("findings", "layers", "lines", "ops", "kernels", "ledger", "device"),
+    *("findings", "layers", "lines", "ops", "kernels", "ledger", "device", "buckets"),
     *("memory", "saved", "retained", "held", "copies"),
 )
 # What fits a screen.

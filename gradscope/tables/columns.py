@@ -157,6 +157,24 @@ class ParameterInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class ReducerInfo:
+    """A DistributedDataParallel model, and which gradients it reduces together.
+
+    Attributes:
+        path: of the module.
+        cap_bytes: from which on a bucket is full.
+        finds_unused: it looks for parameters without a gradient, and then keeps buckets in the order of registration.
+        buckets: in the order in which they are sent, of each its parameters in their order in it: index of the layer,
+            -1 for none, and bytes.
+    """
+
+    path: str
+    cap_bytes: int
+    finds_unused: bool
+    buckets: tuple[tuple[tuple[int, int], ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class GraphNode:
     """One node of the autograd graph as the engine is about to run it."""
 

@@ -135,6 +135,29 @@ class DeviceLedger:
 
 
 @dataclass(frozen=True, slots=True)
+class BucketRow:
+    """Gradients that DistributedDataParallel reduces in one collective; times of a mean backward pass that does.
+
+    All ``_at_ns`` count from the beginning of the pass.
+    """
+
+    model: str  # path of the DistributedDataParallel
+    number: int  # in the order in which they are sent
+    parameters: int
+    bytes: int
+    layers: Sequence[str]  # whose gradients it holds, those with most bytes first
+    first_at_ns: int  # the first of its gradients is there
+    mean_at_ns: int  # they are there in the mean, weighted by their bytes
+    last_at_ns: int  # the last is there
+    begun_at_ns: int  # its collective begins
+    begun_by: str | None  # the layer whose gradient it, or one before it, waited for; None where that is not known
+    pass_ns: int  # the pass, without what it waits for behind its last node
+    exposed_ns: int  # of a mean step: what is waited for it while nothing else is done
+    cap_bytes: int = 0  # from which on a bucket is full
+    finds_unused: bool = False  # buckets keep the order of registration
+
+
+@dataclass(frozen=True, slots=True)
 class LayerRow:
     """One module of the model, by path; ``""`` is the root. Self values unless the name says total.
 
@@ -284,6 +307,7 @@ class RunData:
     findings: Sequence[Finding] = ()
     rules: int | None = None  # how many looked for findings; None: nobody looked
     device: DeviceLedger | None = None  # where a device's kernels were recorded
+    buckets: Sequence[BucketRow] | None = None  # of DistributedDataParallel; None without one
     notes: Sequence[str] = ()  # what was not measured and why; what was estimated
     schema_version: int = SCHEMA_VERSION
 

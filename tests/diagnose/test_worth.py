@@ -225,6 +225,7 @@ def test_rules_that_rest_on_times_alone_say_so() -> None:
         "data-loading",
         "device-unfilled",
         "exposed-communication",
+        "late-bucket",
         "far-from-limit",
         "slow-repeat",
     }

@@ -9,6 +9,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from typing import Any
 
@@ -19,6 +20,8 @@ from torch import Tensor, nn
 WIDTH = 64
 COSTS = (4, 6, 3)
 MORE = 40
+BIG = 1024
+NETWORK = ThreadPoolExecutor(1)
 
 
 class Takes(torch.autograd.Function):
@@ -56,6 +59,43 @@ def ddp(**options: Any) -> nn.Module:
     return nn.parallel.DistributedDataParallel(network(bool(options)), bucket_cap_mb=1, **options)
 
 
+class Big(nn.Module):
+    """Layers of 4 MiB and of 20 ms in backward, registered as forward calls them or the other way round."""
+
+    def __init__(self, *, turned: bool) -> None:
+        super().__init__()
+        self.names = [f"layer{number}" for number in range(4)]
+        for name in sorted(self.names, reverse=turned):
+            self.add_module(name, nn.Linear(BIG, BIG))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for name in self.names:
+            x = getattr(self, name)(Takes.apply(x, 20))
+        return x
+
+
+def buckets(*, turned: bool = False, **options: Any) -> nn.Module:
+    torch.manual_seed(0)
+    model = nn.parallel.DistributedDataParallel(Big(turned=turned), **options)
+    model.register_comm_hook(None, slow_network)
+    return model
+
+
+def slow_network(_, bucket):  # type: ignore[no-untyped-def]  # DDP takes no text for an annotation
+    """An all-reduce that takes 2 ms a MiB longer than here: one after the other, and beside the program."""
+    buffer = bucket.buffer()
+    work = dist.all_reduce(buffer, async_op=True)
+    reduced: torch.futures.Future[Tensor] = torch.futures.Future()
+
+    def send() -> None:
+        work.wait()
+        time.sleep(2 * buffer.nbytes / 2**20 / 1e3)
+        reduced.set_result(buffer.div_(dist.get_world_size()))
+
+    NETWORK.submit(send)
+    return reduced
+
+
 def fsdp() -> nn.Module:
     from torch.distributed.fsdp import fully_shard
 
@@ -79,12 +119,19 @@ def tensor_parallel() -> nn.Module:
     return parallelize_module(network(), mesh, plan)
 
 
+OF_BUCKETS: dict[str, Callable[[], nn.Module]] = {
+    "one_bucket": lambda: buckets(bucket_cap_mb=500),
+    "buckets": lambda: buckets(bucket_cap_mb=4),
+    "bucket_views": lambda: buckets(bucket_cap_mb=4, gradient_as_bucket_view=True),
+    "turned": lambda: buckets(bucket_cap_mb=4, turned=True, find_unused_parameters=True),
+}
 CASES: dict[str, Callable[[], nn.Module]] = {
     "ddp": ddp,
     "ddp_views": lambda: ddp(gradient_as_bucket_view=True, find_unused_parameters=True),
     "no_sync": ddp,
     "fsdp": fsdp,
     "tensor_parallel": tensor_parallel,
+    **OF_BUCKETS,
 }
 
 
@@ -93,7 +140,7 @@ def run(case: str, folder: str) -> None:
 
     model = CASES[case]()
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
-    x = torch.randn(8, WIDTH)
+    x = torch.randn(8, BIG if case in OF_BUCKETS else WIDTH)
     with gradscope.profiling(model, steps=8, warmup=2, memory=False, lines=False) as prof:
         ended = False
         while not ended:

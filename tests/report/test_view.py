@@ -267,7 +267,7 @@ def test_memory_sorts_and_shares_by_what_is_saved() -> None:
         (
             {"show": ("ops", "op")},
             "no section 'op' to show; there are findings, layers, lines, ops, kernels, ledger, device, "
-            "memory, saved, retained, held, copies.",
+            "buckets, memory, saved, retained, held, copies.",
         ),
     ],
 )

@@ -14,7 +14,7 @@ from gradscope.diagnose.rules import RULES
 from gradscope.ranks import Merged, merge
 from gradscope.report.runfile import load_run
 from gradscope.tables import RunData
-from tests.ranks.costs import COSTS, MORE
+from tests.ranks.costs import COSTS, MORE, OF_BUCKETS
 
 SCRIPT = Path(__file__).parents[1] / "ranks" / "costs.py"
 ONE = ("ddp", "ddp_views", "no_sync", "fsdp", "tensor_parallel")
@@ -119,3 +119,58 @@ def test_the_mesh_is_told(two: Path, four: Path) -> None:
 @pytest.mark.parametrize("case", ["ddp", "fsdp"])
 def test_four_ranks(case: str, four: Path) -> None:
     check(four, case)
+
+
+@pytest.fixture(scope="module")
+def buckets(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("buckets")
+    launch(folder, 2, *OF_BUCKETS)
+    return folder
+
+
+LAYERS = [f"module.layer{number}" for number in range(4)]
+NETWORK_MS = 8.0  # that a layer's gradients take at least
+
+
+@pytest.mark.parametrize("case", OF_BUCKETS)
+def test_what_is_waited_for_a_bucket_is_its_layers(case: str, buckets: Path) -> None:
+    for path in files(buckets, case):
+        run = load_run(path)
+        assert run.buckets is not None
+        waited = sum(op.self_ns for op in run.ops if "waits for other ranks" in op.name)
+        assert sum(row.exposed_ns for row in run.buckets) == pytest.approx(waited, rel=0.01)
+        layers = {row.path: row.communication_ns for row in run.layers if row.communication_ns}
+        assert set(layers) == set(LAYERS)
+        # But for asking which parameters are used anywhere, and for rounding.
+        assert sum(layers.values()) == pytest.approx(run.ledger.communication_ns, rel=0.05)
+        weights = [row for row in run.buckets if row.bytes > 1e6]  # a weight of 4 MiB fills one: biases may lie apart
+        assert [row.layers[0] for row in weights] == {
+            "one_bucket": [weights[0].layers[0]],
+            "turned": LAYERS,
+        }.get(case, LAYERS[::-1])
+        if case == "one_bucket":
+            assert set(weights[0].layers) == set(LAYERS)
+            continue
+        for row in weights:
+            number = LAYERS.index(row.layers[0])
+            # Each but the first, whose input has no gradient, sleeps for a third of the pass: a layer's gradients are
+            # there when those behind it have slept. Half of that tells them apart.
+            assert row.last_at_ns / row.pass_ns == pytest.approx((3 - number) / 3, abs=1 / 6)
+            begun = 0 if case == "turned" else number
+            assert row.begun_at_ns / row.pass_ns == pytest.approx((3 - begun) / 3, abs=1 / 6)
+            # Buckets that are sent together come one after the other; of the others all but the last are hidden.
+            if case == "turned" or number == 0:
+                assert row.exposed_ns / MS >= NETWORK_MS - 1.0
+            assert layers[row.layers[0]] >= 0.99 * row.exposed_ns
+
+
+@pytest.mark.parametrize(
+    ("case", "code"),
+    [("one_bucket", "bucket_cap_mb=2"), ("turned", "find_unused_parameters=False"), ("buckets", None)],
+)
+def test_a_late_bucket_is_told(case: str, code: str | None, buckets: Path) -> None:
+    found = list(RULES["late-bucket"].find(Case(load_run(files(buckets, case)[0]), StepFacts())))
+    assert [code in finding.code for finding in found if code] == [True] * (code is not None)
+    # Four layers' gradients one after the other, of which at least three could be hidden.
+    for finding in found:
+        assert finding.cost_ns is not None and finding.cost_ns / MS >= 4 * NETWORK_MS - 2.0

@@ -11,8 +11,9 @@ other kernel runs; where it is not known, nothing is said. What takes most of th
 gathering parameters, reducing their gradients, sharded or not, sending buffers, or exchanging results of split layers.
 
 Evidence: that time, its share, and how much of it each of these takes. The layers are those with a tenth of it or
-more. Estimate: none; at most all of what takes most. One rank's report does not tell a transfer from the wait for a
-rank that works longer: ``gradscope merge`` does.
+more. Where gradients of DDP could be sent earlier, the rule ``late-bucket`` says so instead. Estimate: none; at most
+all of what takes most. One rank's report does not tell a transfer from the wait for a rank that works longer:
+``gradscope merge`` does.
 
 Source: S. Li et al., PyTorch Distributed: Experiences on Accelerating Data Parallel Training (VLDB 2020), section 3.2;
 Y. Zhao et al., PyTorch FSDP (VLDB 2023), section 3.3; torch.distributed.fsdp.fully_shard, on ``reshard_after_forward``
@@ -27,16 +28,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from gradscope import ops
-from gradscope.diagnose.case import Case, Rule, share
+from gradscope.diagnose.case import Case, Rule
 from gradscope.diagnose.findings import at_most, make_finding, of_step
+from gradscope.diagnose.rules.loop import late_bucket
+from gradscope.diagnose.rules.loop.late_bucket import COMPARE_FIRST, is_much
 from gradscope.tables import Finding
 from gradscope.units import ns as time_text
 
-_SHARE, _LEAST_NS = 0.10, 1_000_000
 # Of what the layers communicate: one that has less is not named.
 _LAYER = 0.10
-
-_FIRST = "Compare the ranks with `gradscope merge`: where one works longer, the others wait for it; else "
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,9 +107,11 @@ def find(case: Case) -> Iterator[Finding]:
     device = case.run.device
     spent = (case.run.step.communication_ns or 0) if device is None else device.exposed_ns
     kinds = _on_host(case) if device is None else _on_device(case)
-    if not any(kinds.values()) or not _is_much(case, spent):
+    if not any(kinds.values()) or not is_much(spent, case):
         return
     kind, most = max(kinds.items(), key=lambda item: item[1])
+    if kind is _REDUCE and any(late_bucket.find(case)):
+        return  # it says the same, and why
     yield make_finding(
         RULE.name,
         case,
@@ -119,7 +121,7 @@ def find(case: Case) -> Iterator[Finding]:
         line=None,
         message=kind.message,
         evidence=f"{of_step(spent, case)} in which this rank does nothing else, of it {_parts(kinds)}",
-        advice=_FIRST + kind.advice,
+        advice=COMPARE_FIRST + kind.advice,
         code=kind.code,
         cost_ns=spent,
     )
@@ -182,13 +184,6 @@ def _layers(case: Case) -> list[str]:
     spent = {row.path: row.communication_ns + row.forward_communication_ns for row in case.run.layers}
     least = _LAYER * sum(spent.values())
     return sorted((path for path, ns in spent.items() if ns > 0 and ns >= least), key=lambda path: -spent[path])
-
-
-def _is_much(case: Case, ns: int) -> bool:
-    """Check that it is a share of the step, and a millisecond of one that is not profiled."""
-    step = case.run.step
-    unprofiled = ns * min((step.unprofiled_wall_ns or step.wall_ns) / max(step.wall_ns, 1), 1.0)
-    return share(ns, case) >= _SHARE and unprofiled >= _LEAST_NS
 
 
 RULE = Rule("exposed-communication", "communication between ranks while nothing else is done", find, of_times=True)

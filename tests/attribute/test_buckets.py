@@ -1,0 +1,197 @@
+"""DDP's buckets on timelines made by hand: whose time reducing them is, and when each was there and sent."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from gradscope.attribute.align_steps import assign
+from gradscope.attribute.buckets import split
+from gradscope.attribute.result import Attribution, build_result
+from gradscope.attribute.rows import read_skeleton
+from gradscope.tables import EventTable, KernelTable, ModuleInfo, ReducerInfo, RowKind
+
+from .hand import Row, spans, table_of
+
+ACCUMULATE, COMMUNICATION = RowKind.ACCUMULATE, RowKind.COMMUNICATION
+MODULES = tuple(ModuleInfo(path, "Layer", None if not path else "", 0, None) for path in ("", "a", "b", "c"))
+CALLS = spans((0, 0, 9), (1, 1, 3), (2, 3, 5), (3, 5, 8))
+FORWARD = (
+    Row(RowKind.STEP, 0, 0, "step", argument=0),
+    Row(RowKind.CALL, 0, 100, "call", argument=0),
+    Row(RowKind.CALL, 10, 30, "call", argument=1),
+    Row(RowKind.CALL, 40, 60, "call", argument=2),
+    Row(RowKind.CALL, 70, 90, "call", argument=3),
+    Row(RowKind.STEP, 1000, 1000, "step", argument=1),
+)
+COPY = "torch.distributed.ddp.reducer::copy_bucket_to_grad"
+# Gradients of c and b are 30 and 10 bytes of one bucket, those of a another one.
+REDUCER = ReducerInfo("", 32, False, (((3, 30), (2, 10)), ((1, 20),)))
+
+
+def node(start: int, end: int, sequence: int) -> Row:
+    return Row(RowKind.NODE, start, end, f"Node{sequence}", sequence=sequence, forward_thread=1)
+
+
+BACKWARD = (
+    Row(RowKind.BACKWARD, 100, 900, "backward", argument=0),
+    node(110, 200, 6),
+    Row(ACCUMULATE, 200, 210, "AccumulateGrad"),
+    node(210, 300, 4),
+    Row(ACCUMULATE, 300, 340, "AccumulateGrad"),
+    Row(COMMUNICATION, 310, 330, "c10d::allreduce_"),
+    Row(COMMUNICATION, 312, 320, "record_param_comms"),
+    node(340, 400, 2),
+    Row(ACCUMULATE, 400, 430, "AccumulateGrad"),
+    Row(COMMUNICATION, 410, 420, "c10d::allreduce_"),
+)
+# The last node is done at 430; what is copied behind it takes 5 each time.
+COPIES = (
+    Row(COMMUNICATION, 600, 605, COPY),
+    Row(COMMUNICATION, 605, 610, COPY),
+    Row(COMMUNICATION, 800, 805, COPY),
+    Row(RowKind.OP, 801, 804, "aten::copy_"),
+)
+THREADS = (
+    Row(COMMUNICATION, 315, 600, "gloo:all_reduce", thread=2),
+    Row(COMMUNICATION, 415, 800, "gloo:all_reduce", thread=3),
+)
+
+
+def result(
+    *rows: Row, reducers: tuple[ReducerInfo, ...] = (REDUCER,), kernels: KernelTable | None = None
+) -> Attribution:
+    table: EventTable = replace(table_of(*FORWARD, *rows), kernels=kernels)
+    skeleton = read_skeleton(table, CALLS, [-1, 0, 0, 0], paths=[info.path for info in MODULES])
+    return build_result(assign(skeleton, 0, None), MODULES, (), None, {}, has_flops=False, reducers=reducers)
+
+
+def by_layer(found: Attribution) -> dict[str, int]:
+    return {row.path: row.communication_ns for row in found.layers if row.communication_ns}
+
+
+def test_what_is_waited_for_a_bucket_is_its_layers() -> None:
+    found = result(*BACKWARD, *COPIES, *THREADS)
+    # The first until 600: 170. The second from then on: 200 and what is left of the pass, without what is copied.
+    first, second = 170, 300 - 15
+    assert by_layer(found) == {
+        "c": first * 3 // 4 + 15 + 5,  # 3/4 of the wait and of the 20 that it took to begin, and its copy
+        "b": first - first * 3 // 4 + 5 + 5,
+        "a": second + 10 + 5,
+    }
+    assert found.ledger.communication_ns == sum(by_layer(found).values())
+    assert found.step.communication_ns == found.ledger.communication_ns
+    assert found.buckets is not None
+    assert [row.exposed_ns for row in found.buckets] == [first, second]
+
+
+def test_it_adds_up_to_what_is_waited_without_buckets() -> None:
+    plain = result(*BACKWARD, *COPIES, *THREADS, reducers=())
+    found = result(*BACKWARD, *COPIES, *THREADS)
+    assert plain.buckets is None
+    assert found.ledger == plain.ledger and found.step == plain.step
+    assert sorted(found.ops, key=str) == sorted(plain.ops, key=str)
+
+
+def test_when_gradients_are_there_and_when_they_are_sent() -> None:
+    found = result(*BACKWARD, *COPIES, *THREADS)
+    assert found.buckets is not None
+    first, second = found.buckets
+    assert (first.first_at_ns, first.mean_at_ns, first.last_at_ns, first.begun_at_ns) == (100, 125, 200, 210)
+    assert (second.first_at_ns, second.mean_at_ns, second.last_at_ns, second.begun_at_ns) == (300, 300, 300, 310)
+    assert [(row.begun_by, list(row.layers), row.bytes, row.parameters) for row in found.buckets] == [
+        ("b", ["c", "b"], 40, 2),
+        ("a", ["a"], 20, 1),
+    ]
+    assert {row.pass_ns for row in found.buckets} == {330}
+
+
+def test_a_bucket_waits_for_one_that_is_sent_before_it() -> None:
+    """In the order of registration: c's gradient is there first, and sent behind a's."""
+    reducer = ReducerInfo("", 32, True, (((1, 20),), ((3, 30), (2, 10))))
+    rows = [row for row in BACKWARD if row.kind != COMMUNICATION]
+    sent = (
+        Row(COMMUNICATION, 405, 410, "c10d::allreduce_"),
+        Row(COMMUNICATION, 412, 418, "c10d::allreduce_"),
+        Row(COMMUNICATION, 420, 422, "c10d::allreduce_"),  # which parameters were used anywhere
+    )
+    found = result(*rows, *sent, reducers=(reducer,))
+    assert found.buckets is not None
+    a, cb = found.buckets
+    assert (a.begun_by, cb.begun_by) == ("a", "a")
+    assert (cb.last_at_ns, cb.begun_at_ns) == (200, 312)
+    assert (a.finds_unused, a.cap_bytes) == (True, 32)
+
+
+@pytest.mark.parametrize(
+    ("rows", "waited"),
+    [
+        ((*COPIES, *THREADS), [170, 285]),
+        # With copies alone; a hook that goes on behind the collective: it is there when it is copied.
+        (COPIES, [170, 285]),
+        ((*COPIES, *(replace(row, end=row.start + 20) for row in THREADS)), [170, 285]),
+        # Gradients are views of their buckets: as the threads say.
+        (THREADS, [170, 300]),
+        ((), [313, 157]),  # of 470, by 40 and 20 bytes
+        # The second is there before the first: nobody waits for it.
+        ((THREADS[0], replace(THREADS[1], end=500)), [170, 300]),
+    ],
+    ids=["both", "copies", "a hook", "views", "neither", "out of order"],
+)
+def test_when_a_bucket_is_there(rows: tuple[Row, ...], waited: list[int]) -> None:
+    found = result(*BACKWARD, *rows)
+    assert found.buckets is not None
+    assert [row.exposed_ns for row in found.buckets] == waited
+
+
+@pytest.mark.parametrize("missing", [4, 5])
+def test_collectives_that_are_no_buckets_stay_as_they_were(missing: int) -> None:
+    """A hook that sends several for a bucket, or none."""
+    more = [Row(COMMUNICATION, 330 + number, 331 + number, "c10d::allreduce_") for number in range(missing)]
+    found = result(*BACKWARD, *COPIES, *THREADS, *more)
+    assert found.buckets is None
+    assert found == replace(result(*BACKWARD, *COPIES, *THREADS, *more, reducers=()), buckets=None)
+
+
+def test_a_pass_that_sends_nothing_has_no_buckets() -> None:
+    """no_sync()."""
+    found = result(*(row for row in BACKWARD if row.kind != COMMUNICATION))
+    assert found.buckets is None and by_layer(found) == {}
+
+
+def test_two_models_have_buckets_of_their_own() -> None:
+    reducers = (ReducerInfo("m", 32, False, (((3, 30), (2, 10)),)), ReducerInfo("n", 32, False, (((1, 20),),)))
+    found = result(*BACKWARD, *COPIES, *THREADS, reducers=reducers)
+    assert found.buckets is not None
+    assert [(row.model, row.number, row.exposed_ns) for row in found.buckets] == [("m", 0, 170), ("n", 0, 285)]
+
+
+def test_on_a_device_kernels_are_the_layers_of_the_bucket() -> None:
+    """The first bucket's kernel runs beside a matmul for half of its time."""
+    table = table_of(*FORWARD, *BACKWARD)
+    begins = np.flatnonzero(table.name == table.names.index("record_param_comms"))
+    matmul = np.flatnonzero(table.name == table.names.index("Node2"))
+    kernels = KernelTable(
+        names=("ncclDevKernel_AllReduce_Sum_f32", "gemm"),
+        name=np.array([0, 1]),
+        start_ns=np.array([400, 420]),
+        end_ns=np.array([440, 500]),
+        row=np.array([begins[0], matmul[0]]),
+        device=np.zeros(2, np.int64),
+        stream=np.zeros(2, np.int64),
+    )
+    found = result(*BACKWARD, kernels=kernels)
+    assert found.buckets is not None
+    assert [row.exposed_ns for row in found.buckets] == [20, 0]
+    plain = result(*BACKWARD, kernels=kernels, reducers=())
+    assert found.ledger == plain.ledger and found.device == plain.device
+    shares = by_layer(found)
+    assert shares["c"] == pytest.approx(3 * (shares["b"]), abs=2)  # of 20 for the call and 20 of its kernel
+
+
+def test_parts_add_up() -> None:
+    assert split(10, [(1, 1), (2, 1), (3, 1)]) == [(1, 3), (2, 3), (3, 4)]
+    assert split(7, [(1, 0), (2, 0)]) == [(1, 3), (2, 4)]
+    assert split(7, []) == []

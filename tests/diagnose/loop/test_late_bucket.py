@@ -1,0 +1,113 @@
+"""Buckets that are sent late, on runs made by hand; tests/truth has those of real ranks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from gradscope.diagnose.case import Case
+from gradscope.diagnose.rules import RULES
+from gradscope.tables import BucketRow, Finding
+from tests.diagnose.timing_cases import MS, check_words, made_case, op, row
+
+RULE = RULES["late-bucket"]
+WAIT = "(waits for other ranks)"
+MIB = 1 << 20
+
+
+def bucket(number: int, mib: int, first: int, last: int, begun: int, exposed: int, **more: Any) -> BucketRow:
+    """Times in ms, of a pass of 60 ms; gradients come evenly between the first and the last."""
+    values: dict[str, Any] = {
+        "model": "",
+        "number": number,
+        "parameters": 4,
+        "bytes": mib * MIB,
+        "layers": (f"layer.{number}",),
+        "first_at_ns": first * MS,
+        "mean_at_ns": (first + last) * MS // 2,
+        "last_at_ns": last * MS,
+        "begun_at_ns": begun * MS,
+        "begun_by": f"layer.{number}",
+        "pass_ns": 60 * MS,
+        "exposed_ns": exposed * MS,
+        "cap_bytes": 25 * MIB,
+    }
+    return BucketRow(**{**values, **more})
+
+
+def case_of(*buckets: BucketRow) -> Case:
+    spent = sum(each.exposed_ns for each in buckets)
+    case = made_case([row("layer.0", 10 * MS, 60 * MS)], [op(None, "communication", WAIT, spent)])
+    run = replace(case.run, step=replace(case.run.step, communication_ns=spent), buckets=buckets)
+    return Case(run, case.facts)
+
+
+def found(*buckets: BucketRow) -> list[Finding]:
+    return list(RULE.find(case_of(*buckets)))
+
+
+def test_one_bucket_for_all() -> None:
+    (finding,) = found(bucket(0, 80, 2, 60, 60, 30))
+    check_words(finding)
+    assert finding.message == "Gradients are sent in one piece, when the last is there"
+    assert finding.code == "DistributedDataParallel(model, bucket_cap_mb=10)"
+    assert finding.evidence == (
+        "30.0 ms per step (30.0 %) in which this rank waits for gradients of others, while backward takes 60.0 ms "
+        "before: 83.9 MB of gradients in one bucket, the first there at 3 %, sent at 100 % of it"
+    )
+    assert (finding.cost_ns, finding.predicted_high_ns) == (30 * MS, 30 * MS)
+    assert "gradscope merge" in finding.advice
+
+
+def test_a_first_small_one_does_not_help_the_large() -> None:
+    (finding,) = found(bucket(0, 1, 0, 1, 1, 0), bucket(1, 40, 2, 60, 60, 25))
+    assert finding.message == "Gradients wait for their bucket"
+    assert "bucket_cap_mb=5" in finding.code
+
+
+def test_a_bucket_that_waits_for_another() -> None:
+    late = bucket(0, 10, 50, 58, 58, 5, finds_unused=True)
+    held = [bucket(number, 10, 5, 20, 59, 10, begun_by="layer.0", finds_unused=True) for number in (1, 2)]
+    (finding,) = found(late, *held)
+    check_words(finding)
+    assert finding.message == "Gradients that are there wait for a bucket that is sent before theirs"
+    assert list(finding.layers) == ["layer.0"]
+    assert finding.code == "DistributedDataParallel(model, find_unused_parameters=False)"
+    assert "the last there at 33 %, sent at 98 % with those of layer.0 of it" in finding.evidence
+    (finding,) = found(*(replace(each, finds_unused=False) for each in (late, *held)))
+    assert "register layers in the order" in finding.advice
+
+
+@pytest.mark.parametrize(
+    "buckets",
+    [
+        (),
+        (bucket(0, 80, 2, 60, 60, 9),),  # waits for little
+        (bucket(0, 80, 55, 60, 60, 30),),  # one large layer: its gradient comes last
+        tuple(bucket(number, 10, 7 * number, 7 * number + 7, 7 * number + 7, 5) for number in range(8)),
+        (bucket(0, 1, 2, 60, 60, 30),),  # small already: it is the latency
+    ],
+    ids=["no DDP", "little", "comes late", "as it should be", "small"],
+)
+def test_what_is_left_alone(buckets: tuple[BucketRow, ...]) -> None:
+    assert found(*buckets) == []
+
+
+def test_a_saving_is_at_most_as_long_as_gradients_lie() -> None:
+    (finding,) = found(bucket(0, 80, 30, 60, 60, 90))
+    assert finding.predicted_high_ns == 30 * MS
+
+
+def test_the_same_time_is_told_once() -> None:
+    late = case_of(bucket(0, 80, 2, 60, 60, 30))
+    fine = case_of(bucket(0, 80, 55, 60, 60, 30))
+    exposed = RULES["exposed-communication"]
+    assert list(exposed.find(late)) == []
+    (finding,) = exposed.find(fine)
+    assert "no_sync" in finding.code
+
+
+def test_it_explains_itself() -> None:
+    assert all(part in RULE.about for part in ("Example::", "Pattern:", "Evidence:", "Estimate:", "Source:"))
