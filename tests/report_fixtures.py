@@ -6,12 +6,14 @@ ledger. On top of it: :func:`gpt`, :func:`mlp`, :func:`gan`, :func:`many_modules
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from gradscope.tables import (
+    BucketRow,
     DeviceLedger,
     Finding,
     KernelRow,
@@ -444,6 +446,25 @@ def device() -> DeviceLedger:
     """What a device did: a part of each kind."""
     parts = {name: 1_000_000 * (place + 1) for place, name in enumerate(DeviceLedger.PARTS)}
     return DeviceLedger(kernel_ns=sum(parts.values()), collectives_ns=9_000_000, exposed_ns=4_000_000, **parts)
+
+
+def buckets() -> tuple[BucketRow, ...]:
+    """Two buckets of DDP, the second of which is waited for."""
+    row = BucketRow(
+        model="",
+        number=0,
+        parameters=12,
+        bytes=30_000_000,
+        layers=("transformer.h.11.mlp", "transformer.h.11.attn", "transformer.h.10"),
+        first_at_ns=2_000_000,
+        mean_at_ns=6_000_000,
+        last_at_ns=9_000_000,
+        begun_at_ns=9_500_000,
+        begun_by="transformer.h.10",
+        pass_ns=40_000_000,
+        exposed_ns=0,
+    )
+    return row, dataclasses.replace(row, number=1, layers=("transformer.wte",), exposed_ns=7_000_000)
 
 
 def findings() -> tuple[Finding, ...]:

@@ -302,7 +302,7 @@ def _with_kernels(assigned: Assigned, sent: Sequence[Sent], device: DeviceTime) 
     begins = _inside(assigned, [bucket.row for bucket in sent])
     known = device.row >= 0
     exposed = np.zeros(len(sent) + 1, np.int64)  # the last is that of no bucket
-    np.add.at(exposed, begins[device.row[known]], np.where(device.communicates[known], device.busy_ns[known], 0))
+    np.add.at(exposed, begins[device.row[known]], device.exposed_ns[known])
     return [replace(bucket, exposed_ns=int(exposed[number])) for number, bucket in enumerate(sent)]
 
 

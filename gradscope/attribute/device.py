@@ -26,9 +26,10 @@ class DeviceTime:
     start_ns: IntColumn  # of each CPU row, on a clock that stands still while the device works
     end_ns: IntColumn
     row: IntColumn  # of each kernel: the CPU row that launched it; -1 where it is not known
-    busy_ns: IntColumn  # of each kernel: its share of the time during which the device worked; of a collective, exposed
+    busy_ns: IntColumn  # of each kernel: its share of the time during which a device worked
     duration_ns: IntColumn  # of each kernel, overlaps counted in each
     communicates: BoolColumn  # whether each is a collective between ranks
+    exposed_ns: IntColumn  # of each collective: in which its device did nothing else; 0 of others
     covered: Stretches  # of time, in which the device works
 
     def idle_ns(self, steps: Steps) -> IntColumn:
@@ -52,22 +53,22 @@ class DeviceTime:
 def read_device(table: EventTable, kernels: KernelTable) -> DeviceTime:
     """Lay the kernels beside the CPU rows.
 
-    Where several run at the same time, on whatever stream or device, a nanosecond belongs to one that computes, else to
-    a copy, else to communication: a collective or a prefetch that overlaps compute costs nothing, and the part of it
-    that is left is exposed. Among equals it belongs to the one that started first. The time of a kernel that nobody is
-    known to have launched stays with the CPU, as if the device had idled; of one launched before the trace it is gone.
+    Where several run at the same time, on whatever stream, a nanosecond belongs to one that computes, else to a copy,
+    else to communication: a collective or a prefetch that overlaps compute costs nothing, and the part of it that is
+    left is exposed. Among equals of one device it belongs to the one that started first; several devices share it. The
+    time of a kernel that nobody is known to have launched stays with the CPU, as if the device had idled; of one
+    launched before the trace it is gone.
     """
     row, start = kernels.row, kernels.start_ns
     end = np.where((row >= 0) | (row == BEFORE_THE_TRACE), kernels.end_ns, start)
     kind = kinds_of(kernels.names)[kernels.name]
-    busy = np.zeros(len(row), np.int64)
-    covered = Stretches.none()
-    for each in range(_COMMUNICATION + 1):
-        of_kind = np.flatnonzero(kind == each)
-        first, last = _without_overlap(start[of_kind], end[of_kind])
-        busy[of_kind] = last - first - (covered.until(last) - covered.until(first))
-        covered = Stretches.union(np.concatenate([covered.first, first]), np.concatenate([covered.last, last]))
-
+    busy, covered = _busy(start, end, kind, kernels.device)
+    exposed = np.zeros(len(row), np.int64)
+    devices = np.unique(kernels.device)
+    for one in devices:  # compute of another device hides nothing
+        mine = np.flatnonzero(kernels.device == one)
+        alone = busy[mine] if len(devices) == 1 else _busy(start[mine], end[mine], kind[mine], kernels.device[mine])[0]
+        exposed[mine] = np.where(kind[mine] == _COMMUNICATION, alone, 0)
     return DeviceTime(
         table.start_ns - covered.until(table.start_ns),
         table.end_ns - covered.until(table.end_ns),
@@ -75,8 +76,54 @@ def read_device(table: EventTable, kernels: KernelTable) -> DeviceTime:
         busy,
         kernels.end_ns - kernels.start_ns,
         kind == _COMMUNICATION,
+        exposed,
         covered,
     )
+
+
+def _busy(start: IntColumn, end: IntColumn, kind: IntColumn, device: IntColumn) -> tuple[IntColumn, Stretches]:
+    """What each kernel has of the time in which any works, and that time."""
+    busy = np.zeros(len(start), np.int64)
+    covered = Stretches.none()
+    for each in range(_COMMUNICATION + 1):
+        first, last = start.copy(), end.copy()
+        of_kind = np.flatnonzero(kind == each)
+        for one in np.unique(device[of_kind]):
+            mine = of_kind[device[of_kind] == one]
+            first[mine], last[mine] = _without_overlap(start[mine], end[mine])
+        first, last = first[of_kind], last[of_kind]
+        # On a clock that stands still while something runs that comes before these.
+        busy[of_kind] = _shared(first - covered.until(first), last - covered.until(last), device[of_kind])
+        covered = Stretches.union(np.concatenate([covered.first, first]), np.concatenate([covered.last, last]))
+    return busy, covered
+
+
+def _shared(first: IntColumn, last: IntColumn, device: IntColumn) -> IntColumn:
+    """How long each stretch is, where stretches of one device do not overlap and several devices share what is left.
+
+    All shares add up to the time that any stretch covers.
+    """
+    devices = np.unique(device)
+    if len(devices) < 2:
+        return last - first
+    cuts = np.unique(np.concatenate([first, last]))
+    length = np.diff(cuts)
+    works = np.zeros((len(devices), len(length)), bool)
+    for place, one in enumerate(devices):
+        mine = device == one
+        change = np.zeros(len(cuts), np.int64)
+        np.add.at(change, np.searchsorted(cuts, first[mine]), 1)
+        np.add.at(change, np.searchsorted(cuts, last[mine]), -1)
+        works[place] = np.cumsum(change)[:-1] > 0
+    several = np.maximum(works.sum(axis=0), 1)
+    found = np.zeros(len(first), np.int64)
+    for place, one in enumerate(devices):
+        mine = np.flatnonzero(device == one)
+        turn = np.cumsum(works, axis=0)[place] - 1  # of those that work: the first have a nanosecond that is left over
+        share = np.where(works[place], length // several + (turn < length % several), 0)
+        until = np.concatenate([[0], np.cumsum(share)])
+        found[mine] = until[np.searchsorted(cuts, last[mine])] - until[np.searchsorted(cuts, first[mine])]
+    return found
 
 
 _COMPUTE, _COPY, _COMMUNICATION = range(3)  # in order of priority
@@ -147,3 +194,11 @@ def kernel_contribution(device: DeviceTime, op: IntColumn) -> Contribution:
     known = device.row >= 0
     launcher = device.row[known]
     return Contribution(launcher, op[launcher], device.busy_ns[known], np.zeros(len(launcher), np.int64))
+
+
+def overlapped(device: DeviceTime, op: IntColumn) -> Contribution:
+    """What of each collective its device did something else in, as :func:`kernel_contribution` gives kernels' time."""
+    known = (device.row >= 0) & device.communicates
+    launcher = device.row[known]
+    hidden = device.duration_ns[known] - device.exposed_ns[known]
+    return Contribution(launcher, op[launcher], hidden, np.zeros(len(launcher), np.int64))

@@ -22,7 +22,7 @@ from gradscope.attribute.cost_table import (
     take_out,
     totals_by_step,
 )
-from gradscope.attribute.device import DeviceTime, kernel_contribution, read_device
+from gradscope.attribute.device import DeviceTime, kernel_contribution, overlapped, read_device
 from gradscope.attribute.nodes import OUTSIDE
 from gradscope.attribute.rows import BACKWARD_CATEGORIES, BoolColumn, Category, self_times
 from gradscope.attribute.survey import Notes
@@ -132,6 +132,7 @@ def build_result(
     kernels = () if device is None else _kernels(assigned, modules, device, own.op, names)
     if device is not None:
         rows = _with_device(rows, assigned, kernels, self_times(table), own_ns)
+        rows = _with_overlapped(rows, assigned, give_to_layers(assigned, sent, [overlapped(device, own.op)], names))
     return Attribution(
         step=step,
         ledger=ledger,
@@ -373,6 +374,21 @@ _DEVICE_COLUMNS = {
 }
 
 
+def _with_overlapped(
+    rows: tuple[LayerRow, ...], assigned: Assigned, parts: Sequence[Contribution]
+) -> tuple[LayerRow, ...]:
+    """Add what other work hides of the collectives' kernels, given as ``parts``."""
+    steps = max(len(assigned.steps), 1)
+    hidden = np.zeros(len(rows), np.int64)
+    for part in parts:
+        owner = part.owner(assigned)
+        mine = (assigned.steps.of_row[part.row] >= 0) & (owner >= 0)
+        np.add.at(hidden, owner[mine], part.ns[mine])
+    return tuple(
+        replace(row, overlapped_communication_ns=int(ns) // steps) for row, ns in zip(rows, hidden, strict=True)
+    )
+
+
 def _device_ledger(assigned: Assigned, device: DeviceTime, whole: bool) -> DeviceLedger:
     """Sum the kernels' durations by what launched them, over the measured steps, or with what lies beside them."""
     steps = max(len(assigned.steps), 1)
@@ -395,7 +411,7 @@ def _device_ledger(assigned: Assigned, device: DeviceTime, whole: bool) -> Devic
     return DeviceLedger(
         kernel_ns=sum(parts.values()),
         collectives_ns=spent(communicates),
-        exposed_ns=spent(communicates, device.busy_ns),
+        exposed_ns=spent(communicates, device.exposed_ns),
         idle_ns=int(device.idle_ns(assigned.steps).sum()) // steps,
         **parts,
     )

@@ -265,11 +265,27 @@ def _optimizer_steps(host: _Host) -> StepBounds | None:
     counts = Counter(host.name[rows].tolist())
     rarest = min(counts.values())
     last = [name for name in host.name[rows].tolist() if counts[name] == rarest][-1]
-    ends = np.sort(host.end[rows[host.name[rows] == last]]).tolist()
-    begins = int(host.start.min())
+    ends = np.sort(host.end[rows[host.name[rows] == last]])
+    cycle = _cycle(np.diff(np.searchsorted(np.sort(host.start[host.nodes]), ends)).tolist())
+    bounds = ends[cycle - 1 :: cycle].tolist()
     # What precedes the first end may be a part of a step alone: it counts where there is no other.
-    bounds = ends if len(ends) > 1 else [begins, *ends]
+    bounds = bounds if len(bounds) > 1 else [int(host.start.min()), *bounds]
     return StepBounds(tuple(range(len(bounds) - 1)), tuple(bounds[:-1]), tuple(bounds[1:]), "Optimizer.step")
+
+
+_MOST_OPTIMIZERS = 4  # of one class
+
+
+def _cycle(nodes: Sequence[int]) -> int:
+    """How many optimizers of one class take turns, told by how many nodes ran between their steps; 1 for one.
+
+    The profiler names an optimizer by its class alone, and in a GAN two of one class step. What lies before each
+    differs, and comes again in each turn: twice at least.
+    """
+    for cycle in range(2, _MOST_OPTIMIZERS + 1):
+        if len(nodes) >= 2 * cycle and len(set(nodes)) > 1 and nodes[cycle:] == nodes[:-cycle]:
+            return cycle
+    return 1
 
 
 @dataclass(frozen=True, slots=True)

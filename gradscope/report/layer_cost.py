@@ -22,6 +22,7 @@ class Amounts:
     hook_ns: int = 0
     forward_ns: int = 0
     communication_ns: int = 0  # with other ranks, in forward and backward; no part of backward_ns
+    overlapped_ns: int = 0  # of its collectives' kernels, while their device did something else
     device_ns: int | None = None
     launch_ns: int | None = None
     flops: int | None = None
@@ -99,6 +100,7 @@ def amounts_of(row: LayerRow) -> Amounts:
         hook_ns=row.hook_ns,
         forward_ns=row.forward_self_ns,
         communication_ns=row.communication_ns + row.forward_communication_ns,
+        overlapped_ns=row.overlapped_communication_ns,
         forward_limited=limited(row.forward_limit_ns, row.forward_self_ns, row.bound_by),
         backward_limited=limited(row.backward_limit_ns, row.backward_self_ns, row.bound_by),
         **{name: getattr(row, name) for name in _OPTIONAL},

@@ -107,7 +107,7 @@ def _numbers(tree: Tree, scale: units.TimeScale) -> list[_Number]:
         _number(time, *alone, alone=True),
         totals[1],
         _number(units.ratio, "ratio", "bwd:fwd", 3, "ratio"),
-        *_present(top, time, ("communication_ns", "comm", 4)),
+        *_present(top, time, ("communication_ns", "comm", 4), ("overlapped_ns", "hidden", 6)),
         *_present(top, time, ("hook_ns", "hooks", 5), ("recompute_ns", "recompute", 5)),
         *_present(top, time, ("device_ns", "device", 1), ("launch_ns", "launch", 5)),
         *_present(top, units.size, ("saved_total_bytes", "saved", 2, "saved_bytes")),

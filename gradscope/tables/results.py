@@ -185,6 +185,7 @@ class LayerRow:
     hook_ns: int = 0  # the user's backward hooks on it, on what it made and on its parameters
     communication_ns: int = 0  # in backward, for it, with other ranks: not in backward_total_ns
     forward_communication_ns: int = 0  # of forward_self_ns
+    overlapped_communication_ns: int = 0  # kernels of its collectives, while their device did something else
     tied: Sequence[str] = ()  # parameters this layer shares with others, as "path.name"
     device_ns: int | None = None  # kernels launched under the layer, forward and backward (CUDA)
     launch_ns: int | None = None  # CPU time of the layer's backward nodes (CUDA: launches)
@@ -246,7 +247,9 @@ class KernelRow:
     calls: float
     device_ns: int  # how long it ran; kernels that ran at the same time are each counted in full
     op: str | None = None  # name of the OpRow of this layer and phase that launched it
-    busy_ns: int | None = None  # its part of that row's ``self_ns``: time that several kernels share is the first one's
+    busy_ns: int | None = (
+        None  # its part of that row's ``self_ns``: time that several kernels share is that of the first
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -187,6 +187,8 @@ def test_on_a_device_kernels_are_the_layers_of_the_bucket() -> None:
     assert [row.exposed_ns for row in found.buckets] == [20, 0]
     plain = result(*BACKWARD, kernels=kernels, reducers=())
     assert found.ledger == plain.ledger and found.device == plain.device
+    hidden = {row.path: row.overlapped_communication_ns for row in found.layers if row.overlapped_communication_ns}
+    assert hidden == {"c": 15, "b": 5}
     shares = by_layer(found)
     assert shares["c"] == pytest.approx(3 * (shares["b"]), abs=2)  # of 20 for the call and 20 of its kernel
 

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from gradscope.chrome.run import read_trace
+from gradscope.chrome.table import _cycle
 from gradscope.report import Report
 from gradscope.tables import Ledger
 from gradscope.workload import Workload
@@ -219,6 +220,33 @@ def test_of_several_optimizers_the_one_that_steps_least_ends_a_step(tmp_path: Pa
         made.annotation("Optimizer.step#Critic.step", step * STEP_US + 630, step * STEP_US + 640)
     report = read(made, tmp_path)
     assert report.data.workload.steps == 2 and report.data.step.wall_ns == STEP_US * US
+
+
+def test_optimizers_of_one_class_take_turns(tmp_path: Path) -> None:
+    """A GAN with two of Adam: the critic's loss has one node, the generator's two. Two turns are one step."""
+    made = Made()
+    for turn in range(6):
+        at, number = turn * 100.0, 10 * turn
+        nodes = 1 + turn % 2
+        made.call("Linear_0", at + 10, at + 30)
+        for node in range(nodes):
+            made.op("aten::linear", at + 12 + 5 * node, at + 14 + 5 * node, number + node)
+        made.pass_(at + 40, at + 80)
+        for node in range(nodes):
+            made.node("AddmmBackward0", at + 50 + 10 * node, at + 55 + 10 * node, number + node, (MAIN, at + 12))
+        made.annotation("Optimizer.step#Adam.step", at + 85, at + 95)
+    report = read(made, tmp_path)
+    assert report.data.workload.steps == 2 and report.data.step.wall_ns == 200 * US
+    (node,) = [op for op in report.data.ops if op.phase == "backward"]
+    assert node.calls == 3
+
+
+@pytest.mark.parametrize(
+    ("nodes", "cycle"),
+    [([5, 5, 5, 5], 1), ([5, 9, 5, 9], 2), ([5, 9, 5], 1), ([5, 9, 9, 5], 1), ([1, 2, 3] * 2, 3), ([], 1)],
+)
+def test_turns_are_told_by_what_comes_again(nodes: list[int], cycle: int) -> None:
+    assert _cycle(nodes) == cycle
 
 
 def test_a_step_that_runs_ahead_of_the_device_takes_what_its_kernels_take(tmp_path: Path) -> None:

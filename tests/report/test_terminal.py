@@ -159,7 +159,7 @@ def test_in_short_the_answer_comes_first() -> None:
 @pytest.mark.parametrize("name", [name for name in SECTIONS if name != "kernels"])
 def test_a_section_that_is_asked_for_is_shown_as_in_full(name: str) -> None:
     run = memory_fixtures.gpt(leak=True)
-    run = dataclasses.replace(run, findings=fixtures.findings(), device=fixtures.device())
+    run = dataclasses.replace(run, findings=fixtures.findings(), device=fixtures.device(), buckets=fixtures.buckets())
     whole, asked = (profile_document(run, options) for options in (ViewOptions(full=True), ViewOptions(show=(name,))))
     found = [section for section in asked.sections if section.key == name]
     assert found and found == [section for section in whole.sections if section.key == name]
