@@ -21,14 +21,14 @@ _WORDS = {
 }
 
 
-def _parts(device: DeviceLedger) -> Iterator[tuple[str, int, str, str]]:
-    """(name, ns, percent, meaning) of each part that there is."""
+def device_parts(device: DeviceLedger) -> Iterator[tuple[str, str, int, str, str]]:
+    """(field, name, ns, percent, meaning) of each part that there is."""
     values = [getattr(device, name) for name in DeviceLedger.PARTS]
     percents = units.percents_of(values, device.kernel_ns)
     for name, ns, percent in zip(DeviceLedger.PARTS, values, percents, strict=True):
         if ns:
             words, meaning = _WORDS.get(name) or LEDGER_WORDS[name]
-            yield words, ns, percent, meaning
+            yield name, words, ns, percent, meaning
 
 
 def _collectives(device: DeviceLedger) -> str:
@@ -44,11 +44,16 @@ def _idle(device: DeviceLedger, step_ns: int) -> str:
     return f"idle for {units.ns(device.idle_ns)} of the step ({units.percent(device.idle_ns / step_ns, 0)})"
 
 
+def device_facts(device: DeviceLedger, step_ns: int) -> list[str]:
+    """What is to be said beside the parts: how long it idled, and what collectives took."""
+    return [words for words in (_idle(device, step_ns), _collectives(device)) if words]
+
+
 def device_in_short(device: DeviceLedger | None, step_ns: int = 0) -> Section | None:
     """The device's time in a sentence; None where none was recorded."""
     if device is None or not device.kernel_ns:
         return None
-    parts = " + ".join(f"{words} {units.ns(ns)} ({percent})" for words, ns, percent, _ in _parts(device))
+    parts = " + ".join(f"{words} {units.ns(ns)} ({percent})" for _, words, ns, percent, _ in device_parts(device))
     about = f"{units.ns(device.kernel_ns)} of kernels and copies, each in full = {parts}"
     told = filter(None, [_idle(device, step_ns), about, _collectives(device)])
     return Section("device", "Device", "; ".join(told))
@@ -66,11 +71,11 @@ def device_section(device: DeviceLedger | None, step_ns: int = 0) -> Section | N
         Column("meaning", "", align="left", drop=1, least=45),
     )
     rows = []
-    for words, ns, percent, meaning in _parts(device):
+    for _, words, ns, percent, meaning in device_parts(device):
         share = ns / device.kernel_ns
         rows.append(Row((*plain([words, units.ns(ns), percent]), Bar(share, share), Cell(meaning, "dim"))))
     rows.append(Row(strong(["all kernels and copies", units.ns(device.kernel_ns), "100.0 %"]), "whole"))
     blocks: tuple[Table | Words, ...] = (Table(columns, tuple(rows)),)
-    if words := "; ".join(filter(None, [_idle(device, step_ns), _collectives(device)])):
+    if words := "; ".join(device_facts(device, step_ns)):
         blocks = (*blocks, Words(words))
     return Section("device", "Device breakdown", "each kernel in full, so overlaps count twice", blocks)

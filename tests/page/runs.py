@@ -42,7 +42,7 @@ def device() -> RunData:
             busy = op.self_ns // part
             launched = (op.name, busy) if recorded else (None, None)
             kernels.append(KernelRow(op.layer, "backward", name, 1.0, busy, *launched))
-    return dataclasses.replace(run, kernels=tuple(kernels))
+    return dataclasses.replace(run, kernels=tuple(kernels), device=fixtures.device(), buckets=fixtures.buckets())
 
 
 def limited() -> RunData:

@@ -105,3 +105,30 @@ def test_the_peak_is_told_of_folded_layers_where_the_table_folds(open_page: Open
     assert f"Most is held by {owner}: " in words.inner_text() and share in words.inner_text()
     page.keyboard.press("m")
     assert " of transformer.h.11.attn (" in words.inner_text() and "h.*" not in words.inner_text()
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_tables_of_a_device_and_of_buckets_fit(open_page: Open, width: int) -> None:
+    page = open_page(runs.device(), size=(width, 800)).page
+    for tab in ("device", "buckets"):
+        page.click(f"#tab-{tab}")
+        assert wider(page) == [], tab
+
+
+def test_the_device_is_told_as_in_the_terminal(open_page: Open) -> None:
+    run = runs.device()
+    assert run.device is not None and run.buckets is not None
+    page = open_page(run).page
+    page.click("#tab-device")
+    times = page.eval_on_selector_all("#rows tbody tr", "rows => rows.map((row) => row.innerText)")
+    assert len(times) == sum(getattr(run.device, name) > 0 for name in run.device.PARTS)
+    assert "collectives between ranks 9.00 ms, of which 4.00 ms overlap nothing else" in page.inner_text("#summary")
+    page.click("#tab-buckets")
+    rows = page.eval_on_selector_all("#rows tbody tr", "rows => rows.map((row) => row.innerText)")
+    assert len(rows) == len(run.buckets)
+    assert "transformer.wte" in rows[1] and "7000.0" in rows[1]
+
+
+def test_runs_without_a_device_have_no_tab_for_it(open_page: Open) -> None:
+    page = open_page(runs.gpt()).page
+    assert page.query_selector("#tab-device") is None and page.query_selector("#tab-buckets") is None

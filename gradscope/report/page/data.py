@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from gradscope import units
+from gradscope.report.devicesections import device_facts, device_parts
 from gradscope.report.fold import build_tree
 from gradscope.report.header import measured_text, partial_text
 from gradscope.report.page.findingsdata import findings_record
@@ -20,7 +21,7 @@ from gradscope.report.page.memorydata import memory_record
 from gradscope.report.page.sourcedata import source_record
 from gradscope.report.runfile import to_record
 from gradscope.report.view import LEDGER_WORDS
-from gradscope.tables import LayerRow, LineRow, RunData, TakenStep, is_unreliable
+from gradscope.tables import DeviceLedger, LayerRow, LineRow, RunData, TakenStep, is_unreliable
 
 FORMAT = 1
 
@@ -104,9 +105,20 @@ def _run_record(run: RunData, strings: Strings, source: bool) -> dict[str, Any]:
         "lines": _line_columns(run.lines, layers, strings, source),
         "functions": source_record(run.lines) if source else [],
     }
+    if run.device is not None and run.device.kernel_ns:
+        record["device"] = _device_record(run.device, run.step.wall_ns)
+    if run.buckets:
+        record["buckets"] = [to_record(row) | {"layers": layers.column(row.layers)} for row in run.buckets]
     if run.memory is not None:
         record["memory"] = memory_record(run.memory, layers.column, strings.column)
     return record
+
+
+def _device_record(device: DeviceLedger, step_ns: int) -> dict[str, Any]:
+    """What launched the kernels, and the sentence about them that the terminal has, too."""
+    parts = [[key, words, meaning, ns] for key, words, ns, _, meaning in device_parts(device)]
+    about = "; ".join(["each kernel in full, so overlaps count twice", *device_facts(device, step_ns)])
+    return {"whole": device.kernel_ns, "words": about, "parts": parts}
 
 
 def _op_columns(

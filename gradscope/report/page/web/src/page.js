@@ -48,10 +48,10 @@ const LEAST_SHARE = 0.08;
 const STEPS = ["tab", "select", "zoom", "whatIf"];
 
 // Tabs that have no rows to be searched.
-const UNSEARCHED = new Set(["ledger", "fixed", "source", "roofline"]);
+const UNSEARCHED = new Set(["ledger", "device", "buckets", "fixed", "source", "roofline"]);
 
 // Tables that no estimate changes.
-const MEASURED = new Set(["ledger", "peak"]);
+const MEASURED = new Set(["ledger", "device", "buckets", "peak"]);
 
 // Nodes from which on a search takes longer than a letter may, and how long the typing has to pause then.
 const MANY = 2_000;
@@ -392,7 +392,7 @@ export class Page {
     parts.subtree.checked = state.subtree;
     parts.zoomedOnly.checked = state.zoomedOnly;
     parts.subtree.parentElement?.toggleAttribute("hidden", tab !== "layers");
-    const fixed = zoom.kind === "all" || tab === "ledger" || isList;
+    const fixed = zoom.kind === "all" || UNSEARCHED.has(tab) || isList;
     parts.zoomedOnly.parentElement?.toggleAttribute("hidden", fixed);
     markFindings(parts.lists.findings, this.run, this.tree, this.selected, fits);
     if (isList) return;

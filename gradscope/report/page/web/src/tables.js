@@ -3,6 +3,7 @@
 import { hasRoofline } from "./roofline.js";
 import { changeOf, isCompared, sumOfChanges } from "./change.js";
 import { hasFindings } from "./findings.js";
+import { bucketsTable, deviceTable } from "./devicetables.js";
 import { formatCalls, formatRatio } from "./format.js";
 import { boundBy, formatPercent, hasLimits, limitTime, limitedOf, reachedOf } from "./limits.js";
 import { ledgerTable, linesTable, peakTable } from "./linetables.js";
@@ -45,6 +46,8 @@ export function tabsOf(run) {
     ["lines", "Lines", run.lines.length > 0],
     ["source", "Source", run.info.functions?.length > 0],
     ["ledger", "Ledger", true],
+    ["device", "Device", run.info.device != null],
+    ["buckets", "Buckets", run.info.buckets != null],
     ["peak", "Peak", run.memory !== null],
     ["roofline", "Roofline", hasRoofline(run)],
   ];
@@ -61,6 +64,8 @@ export function makeTable(tab, scene) {
   if (tab === "kernels") return opsTable(scene, "kernel");
   if (tab === "lines") return linesTable(scene);
   if (tab === "ledger") return ledgerTable(scene);
+  if (tab === "device") return deviceTable(scene);
+  if (tab === "buckets") return bucketsTable(scene);
   if (tab === "peak" && scene.run.memory) return peakTable(scene, scene.run.memory);
   return layersTable(scene);
 }
