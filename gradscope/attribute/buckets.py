@@ -20,10 +20,10 @@ import numpy as np
 from gradscope import ops
 from gradscope.attribute.align_steps import Assigned
 from gradscope.attribute.cost_table import Contribution
-from gradscope.attribute.device import DeviceTime, Stretches
+from gradscope.attribute.device import DeviceTime
 from gradscope.attribute.nodes import nearest
 from gradscope.attribute.rows import INHERIT, Category
-from gradscope.attribute.waits import behind_last_nodes, passes_around
+from gradscope.attribute.waits import Behind, behind_last_nodes, copies_of_gradients, passes_around
 from gradscope.tables import BucketRow, EventTable, IntColumn, ModuleInfo, ReducerInfo, RowKind
 
 Shares = Sequence[tuple[int, int]]  # (layer, weight)
@@ -71,7 +71,7 @@ def sent_buckets(assigned: Assigned, reducers: Sequence[ReducerInfo], device: De
     found: list[Sent] = []
     for window, behind in behind_last_nodes(table, windows).items():
         rows = begun[around == window]
-        in_pass = list(_matched(assigned, reducers, window, rows, gradients, behind[0]))
+        in_pass = list(_matched(assigned, reducers, window, rows, gradients, behind.last_ns))
         in_pass = _with_copies(table, reducers, window, in_pass)
         found += _with_waits(table, window, rows, in_pass, behind) if in_pass and device is None else in_pass
     return tuple(found if device is None else _with_kernels(assigned, found, device))
@@ -237,8 +237,7 @@ def _by_layer(bucket: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
 
 def _with_copies(table: EventTable, reducers: Sequence[ReducerInfo], window: int, sent: Sequence[Sent]) -> list[Sent]:
     """Add the rows that copy gradients out: of each bucket in turn one for each parameter, where there are as many."""
-    named = np.array([name.endswith("::copy_bucket_to_grad") for name in table.names], bool)
-    rows = np.flatnonzero(named[table.name] & (table.parent == window))
+    rows = np.flatnonzero(copies_of_gradients(table) & (table.parent == window))
     rows = rows[np.argsort(table.start_ns[rows], kind="stable")].tolist()
     held = [[layer for layer, _ in reducers[bucket.reducer].buckets[bucket.number]] for bucket in sent]
     if len(rows) != sum(map(len, held)) or len({bucket.reducer for bucket in sent}) > 1:
@@ -250,28 +249,23 @@ def _with_copies(table: EventTable, reducers: Sequence[ReducerInfo], window: int
     ]
 
 
-def _with_waits(
-    table: EventTable, window: int, rows: IntColumn, sent: Sequence[Sent], behind: tuple[int, Stretches]
-) -> list[Sent]:
+def _with_waits(table: EventTable, window: int, rows: IntColumn, sent: Sequence[Sent], behind: Behind) -> list[Sent]:
     """Add what was waited for each bucket behind the last node: from when the one before it was there until it was.
 
     It is there when the first gradient is copied out of it. Where none is, since gradients are views of it, the row
     tells that the process group's thread writes for its collective, in the order in which they were begun; where those
     are missing too, what was waited for all is split by bytes.
     """
-    last, gaps = behind
-    end = int(table.end_ns[window])
     there = _there(table, window, rows, sent)
     if there is None:
         sizes = [(number, sum(size for _, size in bucket.layers)) for number, bucket in enumerate(sent)]
-        parts = split(end - last - int(gaps.before[-1]), sizes)
+        parts = split(behind.waited_ns(behind.until_ns), sizes)
         return [replace(sent[number], exposed_ns=ns) for number, ns in parts]
     found = []
     waited = 0
     # What is left behind the last one went by until the thread that waits for it was woken.
-    for bucket, at in zip(sent, [*there[:-1], end], strict=True):
-        until = min(max(at, last), end)
-        upto = max(until - last - int(gaps.until(np.array([until]))[0]), waited)
+    for bucket, at in zip(sent, [*there[:-1], behind.until_ns], strict=True):
+        upto = max(behind.waited_ns(at), waited)
         found.append(replace(bucket, exposed_ns=upto - waited))
         waited = upto
     return found

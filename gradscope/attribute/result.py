@@ -26,7 +26,7 @@ from gradscope.attribute.device import DeviceTime, kernel_contribution, overlapp
 from gradscope.attribute.nodes import OUTSIDE
 from gradscope.attribute.rows import BACKWARD_CATEGORIES, BoolColumn, Category, self_times
 from gradscope.attribute.survey import Notes
-from gradscope.attribute.waits import communication_rows, take_out_waits
+from gradscope.attribute.waits import communication_rows, take_out_waits, without_process_group
 from gradscope.tables import (
     BEFORE_THE_TRACE,
     BucketRow,
@@ -106,14 +106,15 @@ def build_result(
         whole_device: the device's ledger counts every kernel of the trace, also those of steps that do not count.
         reducers: the models of DistributedDataParallel.
     """
+    assigned = without_process_group(assigned)
     table = assigned.skeleton.table
     device = read_device(table, table.kernels) if table.kernels is not None and len(table.kernels.name) else None
     own_ns = self_times(table) if device is None else self_times(table, device.start_ns, device.end_ns)
     own, names = own_contribution(assigned, own_ns)
     if device is None:  # else a part of it is hidden behind the device's work, nobody knows which
         own, hooks = take_out(own, hook_cost(table, assigned.skeleton.calls), names)
-        own, waits = take_out_waits(assigned.skeleton, own, names)
-        parts = [*move_recompute_gaps(assigned, own), hooks, waits]
+        own, waits = take_out_waits(assigned, own, names)
+        parts = [*move_recompute_gaps(assigned, own), hooks, *waits]
     else:
         parts = move_recompute_gaps(assigned, own)
         parts.append(kernel_contribution(device, own.op))
@@ -293,9 +294,10 @@ def _with_communication(
     for part in parts:
         measured = assigned.steps.of_row[part.row] >= 0
         if part.apart is not None:
-            in_all += int(part.ns[measured].sum()) if part.apart == Category.COMMUNICATION else 0
+            counts = part.communicates or part.apart == Category.COMMUNICATION
+            in_all += int(part.ns[measured].sum()) if counts else 0
             continue
-        mine = measured & communicates[part.row]
+        mine = measured & (communicates[part.row] | part.communicates)
         in_all += int(part.ns[mine].sum())
         owner = part.owner(assigned)
         mine &= (part.category(assigned) == Category.FORWARD) & (owner >= 0)

@@ -1,35 +1,84 @@
-"""What is communication between ranks: collectives, and waits for other ranks that have no rows of their own.
+"""What is communication between ranks: collectives, and waits for other ranks, which have no rows of their own.
 
-DDP's reducer, and FSDP, wait for their last collectives in callbacks that the engine runs behind the last node of a
-pass (``torch::autograd::Engine::queue_callback``). What such a pass spends there by itself is waiting.
+A wait for a collective lies in a gap of a thread (:mod:`gradscope.attribute.gaps`). DDP's reducer, and FSDP, wait in
+callbacks that the engine runs behind the last node of a pass (``torch::autograd::Engine::queue_callback``): what such a
+pass spends there by itself is waiting.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
 import numpy as np
 
 from gradscope import ops
+from gradscope.attribute.align_steps import Assigned
 from gradscope.attribute.cost_table import Contribution
 from gradscope.attribute.device import Stretches
+from gradscope.attribute.gaps import Gap, done_elsewhere, find_gaps, trains, wait_for
 from gradscope.attribute.nodes import nearest, outermost_passes, pass_of
-from gradscope.attribute.rows import INHERIT, BoolColumn, Category, Skeleton
+from gradscope.attribute.rows import BACKWARD_CATEGORIES, INHERIT, BoolColumn, Category, Skeleton
 from gradscope.tables import EventTable, IntColumn, RowKind
 
 
-def take_out_waits(skeleton: Skeleton, own: Contribution, names: tuple[str, ...]) -> tuple[Contribution, Contribution]:
-    """``own`` without the waits, and the waits, which are communication of no layer.
+def take_out_waits(
+    assigned: Assigned, own: Contribution, names: tuple[str, ...]
+) -> tuple[Contribution, list[Contribution]]:
+    """``own`` without the waits, and the waits.
 
-    For tensors on the CPU: on a device it is a stream that waits, and the callback only tells it to.
+    For tensors on the CPU: on a device it is a stream that waits, and the callback only tells it to. In backward a wait
+    is communication, for the layer of its row; elsewhere it stays in its phase.
 
     Args:
         own: every row's own time, in the order of the rows.
         names: of the operations.
     """
-    taken = np.minimum(_waits(skeleton.table), own.ns)
-    rows = np.flatnonzero(taken > 0)
+    table, category = assigned.skeleton.table, assigned.rows.category
+    behind = np.minimum(_waits(table), own.ns)
+    rows = np.flatnonzero(behind > 0)
     op = np.full(len(rows), names.index(ops.WAIT), np.int64)
-    waits = Contribution(own.row[rows], op, taken[rows], np.ones(len(rows), np.int64), Category.COMMUNICATION)
-    return Contribution(own.row, own.op, own.ns - taken, own.calls), waits
+    found = [Contribution(rows, op, behind[rows], np.ones(len(rows), np.int64), Category.COMMUNICATION)]
+    left = own.ns - behind
+    handled = set(rows.tolist())
+    inside: list[Gap] = []
+    between: list[Gap] = []
+    for gap in find_gaps(table):
+        if gap.row in handled:
+            continue
+        if gap.row >= 0:
+            gap.ns = min(gap.ns, int(left[gap.row]))
+            left[gap.row] -= gap.ns
+        (inside if gap.row >= 0 else between).append(gap)
+    in_backward = np.isin(category[np.array([gap.row for gap in inside], np.int64)], BACKWARD_CATEGORIES).tolist()
+    of_layers = _contribution(table, [gap for gap, mine in zip(inside, in_backward, strict=True) if mine], names)
+    layer = assigned.rows.owner[of_layers.row]
+    found.append(replace(of_layers, apart=Category.COMMUNICATION, layer=layer))
+    elsewhere = _contribution(table, [gap for gap, mine in zip(inside, in_backward, strict=True) if not mine], names)
+    found.append(replace(elsewhere, communicates=True))
+    found.append(_between_the_phases(assigned, between, names))
+    return Contribution(own.row, own.op, left, own.calls), found
+
+
+def _contribution(table: EventTable, gaps: Sequence[Gap], names: tuple[str, ...]) -> Contribution:
+    rows, ns = (np.array([getattr(gap, what) for gap in gaps], np.int64) for what in ("row", "ns"))
+    op = [names.index(wait_for(table.names[table.name[gap.collective]])) for gap in gaps]
+    return Contribution(rows, np.array(op, np.int64), ns, np.ones(len(gaps), np.int64))
+
+
+def _between_the_phases(assigned: Assigned, gaps: Sequence[Gap], names: tuple[str, ...]) -> Contribution:
+    """No row is open: each is charged to a row of its step, whichever."""
+    steps = assigned.steps
+    part = _contribution(assigned.skeleton.table, gaps, names)
+    at = np.array([gap.start_ns + gap.ns - 1 for gap in gaps], np.int64)
+    step = np.searchsorted(steps.start_ns, at, side="right") - 1
+    inside = step >= 0
+    inside[inside] = at[inside] < steps.end_ns[step[inside]]
+    number, first = np.unique(steps.of_row, return_index=True)
+    row_of = dict(zip(number.tolist(), first.tolist(), strict=True))
+    kept = np.array([bool(ok) and int(one) in row_of for ok, one in zip(inside, step, strict=True)], bool)
+    row = np.array([row_of[int(one)] for one in step[kept]], np.int64)
+    return Contribution(row, part.op[kept], part.ns[kept], part.calls[kept], apart=Category.OTHER, communicates=True)
 
 
 def communication_rows(skeleton: Skeleton) -> BoolColumn:
@@ -38,27 +87,64 @@ def communication_rows(skeleton: Skeleton) -> BoolColumn:
     Not what threads of the process group do meanwhile: nobody waits for that but where a row says so.
     """
     table = skeleton.table
-    kinds = (RowKind.STEP, RowKind.CALL, RowKind.BACKWARD, RowKind.NODE, RowKind.ACCUMULATE)
-    trains = np.isin(table.thread, np.unique(table.thread[np.isin(table.kind, kinds)]))
     marks = np.full(len(table), INHERIT, np.int8)
     marks[np.isin(table.kind, (RowKind.CALL, RowKind.BACKWARD, RowKind.NODE, RowKind.ACCUMULATE))] = 0
     marks[np.isin(table.kind, (RowKind.COMMUNICATION, RowKind.SHARDING))] = 1
-    return skeleton.levels.propagate(marks, 0).astype(bool) & trains
+    return skeleton.levels.propagate(marks, 0).astype(bool) & trains(table)
 
 
-def behind_last_nodes(table: EventTable, windows: IntColumn) -> dict[int, tuple[int, Stretches]]:
-    """For each pass when its last node was done, and the stretches behind that in which a row of its own was open."""
+def without_process_group(assigned: Assigned) -> Assigned:
+    """``assigned`` without the rows of the process group's own threads: they are no part of a step."""
+    table = assigned.skeleton.table
+    marks = np.full(len(table), INHERIT, np.int8)
+    marks[table.depth == 0] = 0
+    marks[done_elsewhere(table)] = 1
+    theirs = assigned.skeleton.levels.propagate(marks, 0).astype(bool)
+    return replace(assigned, steps=replace(assigned.steps, of_row=np.where(theirs, -1, assigned.steps.of_row)))
+
+
+@dataclass(frozen=True, slots=True)
+class Behind:
+    """What follows the last node of a pass.
+
+    Attributes:
+        last_ns: when that was done.
+        until_ns: when the pass ends; with DDP when it has copied the last gradient, behind which it waits for nothing.
+        rows: stretches in which a row of the pass itself was open.
+    """
+
+    last_ns: int
+    until_ns: int
+    rows: Stretches
+
+    def waited_ns(self, until: int) -> int:
+        """How long no row was open, until this moment."""
+        until = min(max(until, self.last_ns), self.until_ns)
+        return until - self.last_ns - int(self.rows.until(np.array([until]))[0])
+
+
+def behind_last_nodes(table: EventTable, windows: IntColumn) -> dict[int, Behind]:
+    """What follows the last node of each of these passes."""
     nodes = np.flatnonzero(np.isin(table.kind, (RowKind.NODE, RowKind.ACCUMULATE)))
     around = passes_around(table, nodes)
     last = table.start_ns.copy()
     np.maximum.at(last, around[around >= 0], table.end_ns[nodes[around >= 0]])
     behind = np.flatnonzero(np.isin(table.parent, windows))
     behind = behind[table.start_ns[behind] >= last[table.parent[behind]]]
+    copies = copies_of_gradients(table)
     found = {}
     for window in windows.tolist():
         rows = behind[table.parent[behind] == window]
-        found[window] = (int(last[window]), Stretches.union(table.start_ns[rows], table.end_ns[rows]))
+        copied = rows[copies[rows]]
+        until = table.end_ns[copied].max() if len(copied) else table.end_ns[window]
+        stretches = Stretches.union(table.start_ns[rows], table.end_ns[rows])
+        found[window] = Behind(int(last[window]), int(until), stretches)
     return found
+
+
+def copies_of_gradients(table: EventTable) -> BoolColumn:
+    """Return which rows copy a gradient out of a bucket of DDP."""
+    return np.array([name.endswith("::copy_bucket_to_grad") for name in table.names], bool)[table.name]
 
 
 def _waits(table: EventTable) -> IntColumn:
@@ -66,8 +152,8 @@ def _waits(table: EventTable) -> IntColumn:
     found = np.zeros(len(table), np.int64)
     around = passes_around(table, _that_wait_later(table))
     windows = np.unique(around[around >= 0])
-    for window, (last, rows) in behind_last_nodes(table, windows).items():
-        found[window] = max(int(table.end_ns[window]) - last - int(rows.before[-1]), 0)
+    for window, behind in behind_last_nodes(table, windows).items():
+        found[window] = max(behind.waited_ns(behind.until_ns), 0)
     return found
 
 

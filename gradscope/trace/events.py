@@ -7,16 +7,19 @@ that a million events stay a matter of seconds.
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from gradscope import markers
 from gradscope.compat import kineto_events, kineto_tree
-from gradscope.tables import EventTable, Int32Column, IntColumn, KernelTable
+from gradscope.tables import EventTable, Int32Column, IntColumn, KernelTable, RowKind
 from gradscope.trace.names import USER_SCOPE, classify_names
 from gradscope.trace.tree import BELOW_AUTOGRAD, Interner, RawColumns, nest, no_garbage_collection, read_tree
 
@@ -99,8 +102,19 @@ def read_trace(
 
 
 def _from_tree(profiler: Any, *, whole: bool = False, calls: bool = True) -> EventTable | None:
-    read = read_tree(kineto_tree(profiler), whole=whole)
-    return None if read is None else make_table(*read, calls=calls)
+    below = whole or _communicates_below_autograd()
+    read = read_tree(kineto_tree(profiler), whole=below)
+    if read is None:
+        return None
+    table = make_table(*read, calls=calls)
+    return table if whole or not below else without_parts_of_ops(table)
+
+
+def _communicates_below_autograd() -> bool:
+    """Check that operations on tensors that lie on several ranks may wait for these: DTensor's dispatch."""
+    group = torch.distributed
+    several = os.environ.get("WORLD_SIZE", "1") != "1" or (group.is_available() and group.is_initialized())
+    return several and "torch.distributed.tensor" in sys.modules
 
 
 def _from_list(events: list[Any], *, device: bool, shapes: bool, whole: bool = False, calls: bool = True) -> EventTable:
@@ -139,7 +153,7 @@ def without_parts_of_ops(table: EventTable) -> EventTable:
 
 
 def parts_of_ops(table: EventTable) -> npt.NDArray[np.bool_]:
-    """Return which rows an op made below autograd."""
+    """Return which rows an op made below autograd, but for marks of steps and for what waits for other ranks."""
     below = np.array([name.startswith(BELOW_AUTOGRAD) for name in table.names], bool)
     closed = below[table.name] & (table.sequence < 0)
     drop = np.zeros(len(table), bool)
@@ -147,7 +161,7 @@ def parts_of_ops(table: EventTable) -> npt.NDArray[np.bool_]:
         rows = np.flatnonzero(table.depth == level)
         above = table.parent[rows]
         drop[rows] = drop[above] | closed[above]
-    return drop
+    return drop & ~np.isin(table.kind, (RowKind.STEP, RowKind.COMMUNICATION))
 
 
 def sums_of_kept(table: EventTable, drop: npt.NDArray[np.bool_], values: IntColumn) -> IntColumn:

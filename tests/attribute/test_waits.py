@@ -61,15 +61,16 @@ DDP = (
 def test_what_the_reducer_waits_for_is_communication() -> None:
     found = result(*DDP)
     assert by_path(found, "backward_self_ns") == {"a": 90, "b": 90}
-    # 360 to 700 and 720 to 900 are waits; 20 for the call that begins it, 20 for what is copied.
-    assert found.ledger.communication_ns == 340 + 180 + 20 + 20
-    assert found.ledger.engine_ns == 10 + 10 + 10  # before the first node and between the nodes
+    # 360 to 700 is a wait; 20 for the call that begins it, 20 for what is copied.
+    assert found.ledger.communication_ns == 340 + 20 + 20
+    # Before the first node, between the nodes, and behind the last copy: another callback's.
+    assert found.ledger.engine_ns == 10 + 10 + 10 + 180
     assert {op.name: op.self_ns for op in found.ops if op.phase == "communication"} == {
-        "(waits for other ranks)": 520,
+        "(waits for other ranks)": 340,
         "c10d::allreduce_": 20,
         "torch.distributed.ddp.reducer::copy_bucket_to_grad": 20,
     }
-    assert found.step.communication_ns == 560
+    assert found.step.communication_ns == 380
 
 
 def test_a_pass_without_collectives_waits_for_nobody() -> None:
@@ -167,3 +168,107 @@ def test_on_a_device_it_is_a_stream_that_waits() -> None:
     assert found.ledger.communication_ns == 20 + 20
     assert found.ledger.engine_ns == 30 + 520 - 200
     assert found.ledger.backward_ns == 800
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Waits that leave no row
+# --------------------------------------------------------------------------------------------------------------------
+
+US = 1_000
+
+
+def waits(found) -> dict[tuple[str, str], int]:  # type: ignore[no-untyped-def]
+    """(phase, name) of what is waited for, in microseconds."""
+    return {(op.phase, op.name): op.self_ns // US for op in found.ops if op.name.startswith("(waits for")}
+
+
+def us(kind: RowKind, start: int, end: int, name: str = "op", **more: int) -> Row:
+    return Row(kind, start * US, end * US, name, **more)
+
+
+def result_us(*rows: Row):  # type: ignore[no-untyped-def]
+    """A step of 1,000 microseconds, of which the first 600 are a call of the root with one of ``a`` inside of it."""
+    table = table_of(
+        us(RowKind.STEP, 0, 0, "step", argument=0),
+        us(RowKind.CALL, 0, 600, "call", argument=0),
+        us(RowKind.CALL, 10, 500, "call", argument=1),
+        us(RowKind.STEP, 1000, 1000, "step", argument=1),
+        *rows,
+    )
+    skeleton = read_skeleton(table, CALLS, [-1, 0, 0], paths=PATHS)
+    return build_result(assign(skeleton, 0, None), MODULES, (), None, {}, has_flops=False)
+
+
+def test_a_wait_in_forward_is_communication_of_its_layer() -> None:
+    """As DDP waits in C++ until its buffers are there, before it calls the model; here ``a`` does."""
+    found = result_us(
+        us(COMMUNICATION, 20, 30, "c10d::broadcast_"),
+        us(COMMUNICATION, 25, 400, "gloo:broadcast", thread=2),
+        us(RowKind.OP, 410, 480, "aten::mm"),
+    )
+    assert waits(found) == {("forward", "(waits for gloo:broadcast)"): 380}
+    assert by_path(found, "forward_communication_ns") == {"a": 390 * US}
+    assert found.step.communication_ns == 390 * US
+    assert found.step.forward_ns == 600 * US
+
+
+def test_a_wait_between_the_phases_is_in_the_step() -> None:
+    """A loss that is averaged for the log, a barrier."""
+    found = result_us(
+        us(COMMUNICATION, 610, 620, "c10d::allreduce_"),
+        us(COMMUNICATION, 615, 900, "gloo:all_reduce", thread=2),
+        us(RowKind.OP, 905, 910, "aten::item"),
+    )
+    assert waits(found) == {("other", "(waits for gloo:all_reduce)"): 285}
+    assert found.step.communication_ns == 295 * US
+    assert found.step.other_ns == 395 * US  # an operation outside of all is forward
+
+
+def test_a_wait_in_a_node_is_communication_of_backward() -> None:
+    """torch.distributed.nn exchanges tensors in a Function's backward."""
+    found = result_us(
+        us(RowKind.BACKWARD, 620, 980, "backward", argument=0),
+        us(NODE, 630, 950, "_AlltoAllBackward", sequence=2, forward_thread=1),
+        us(COMMUNICATION, 640, 650, "c10d::alltoall_"),
+        us(COMMUNICATION, 645, 945, "gloo:all_to_all", thread=2),
+    )
+    assert waits(found) == {("communication", "(waits for gloo:all_to_all)"): 300}
+    assert by_path(found, "communication_ns") == {"a": 310 * US}
+    assert by_path(found, "backward_self_ns") == {"a": 10 * US}
+    assert found.ledger.communication_ns == 310 * US
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        # An operation works by itself, also when a collective is done meanwhile.
+        [us(RowKind.OP, 40, 405, "aten::mm")],
+        # Python went on for longer than a thread takes to be woken.
+        [us(RowKind.OP, 405 + 1_100, 405 + 1_110, "aten::mm")],
+        # Rows follow each other closely.
+        [us(RowKind.OP, at, at + 10, "aten::add") for at in range(30, 500, 15)],
+    ],
+    ids=["an operation", "Python", "many rows"],
+)
+def test_what_is_no_wait(rows: list[Row]) -> None:
+    longer = max(row.end for row in rows) // US > 600
+    table = [
+        us(RowKind.STEP, 0, 0, "step", argument=0),
+        us(RowKind.CALL, 0, 2_000 if longer else 600, "call", argument=0),
+        us(RowKind.STEP, 3000, 3000, "step", argument=1),
+        us(COMMUNICATION, 20, 30, "c10d::allreduce_"),
+        us(COMMUNICATION, 25, 400, "gloo:all_reduce", thread=2),
+    ]
+    skeleton = read_skeleton(table_of(*table, *rows), CALLS, [-1, 0, 0], paths=PATHS)
+    found = build_result(assign(skeleton, 0, None), MODULES, (), None, {}, has_flops=False)
+    assert waits(found) == {}
+    assert found.step.communication_ns == 10 * US
+
+
+def test_rows_of_the_process_group_are_no_part_of_a_step() -> None:
+    found = result_us(
+        us(COMMUNICATION, 20, 30, "c10d::allreduce_"),
+        us(COMMUNICATION, 25, 5_000, "gloo:all_reduce", thread=2),
+        us(RowKind.OP, 30, 4_000, "aten::copy_", thread=2),
+    )
+    assert {op.name for op in found.ops} == {"(python)", "c10d::allreduce_"}
