@@ -16,7 +16,7 @@ from torch import Tensor, nn
 Made = dict[str, Any]
 
 # Rules without a pair, and why.
-_RANKS = "several ranks, which share the cores of one machine here; it promises no saving, but a bound of it"
+_RANKS = "several ranks, which share the cores of one machine here; it promises no saving"
 WITHOUT = {"exposed-communication": _RANKS, "late-bucket": _RANKS}
 
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # mallopt(3)

@@ -102,7 +102,8 @@ COLLECTIVES = (
     "torch::distributed::reducer::",  # DDP's, before a collective
     "torch.distributed.ddp.reducer::",  # and behind it
 )
-WAIT = "(waits for other ranks)"  # in tables: a wait that has no row of its own
+WAITS = "(waits for "  # so the names of waits begin in tables, which have no rows of their own
+WAIT = WAITS + "other ranks)"  # behind the last node of a pass
 COLLECTIVE_KERNEL = re.compile(
     r"nccl|rccl|oneccl|all_?reduce|all_?gather|reduce_?scatter|all_?to_?all", re.IGNORECASE
 )  # anywhere in the name of a device's kernel

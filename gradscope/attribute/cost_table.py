@@ -12,7 +12,7 @@ import numpy as np
 
 from gradscope import ops
 from gradscope.attribute.align_steps import Assigned
-from gradscope.attribute.gaps import done_elsewhere, wait_for
+from gradscope.attribute.gaps import names_of_waits
 from gradscope.attribute.nodes import OUTSIDE
 from gradscope.attribute.rows import Category, outside_of
 from gradscope.attribute.sharding import piece_of
@@ -106,7 +106,7 @@ def own_contribution(assigned: Assigned, self_ns: IntColumn) -> tuple[Contributi
     table = assigned.skeleton.table
     skeleton = assigned.skeleton
     names = (*map(piece_of, table.names), PYTHON, ENGINE, OWN, ops.WAIT, *(f"({name})" for name in skeleton.outside))
-    names += tuple(wait_for(table.names[name]) for name in np.unique(table.name[done_elsewhere(table)]).tolist())
+    names += names_of_waits(table)
     first: dict[str, int] = {}
     op = np.array([first.setdefault(name, place) for place, name in enumerate(names)], np.int64)[table.name]
     python = np.isin(table.kind, _PYTHON_ROWS)

@@ -2,7 +2,9 @@
 
 Who waits for one, from Python (``Work.wait``) or in C++ (DDP sends its buffers, ``torch.distributed.nn`` exchanges
 tensors), leaves no row: it is the own time of whatever row is open, or lies between all rows. The threads of the
-process group tell when a collective was done: a stretch without rows that ends as soon as one is was a wait for it.
+process group tell when a collective was done: a stretch without rows that ends as soon as one is was a wait for it. Of
+what is received from one rank, as stages of a pipeline do, they tell nothing: a stretch without rows directly behind
+its row is taken for the wait.
 """
 
 from __future__ import annotations
@@ -16,8 +18,11 @@ from gradscope import ops
 from gradscope.attribute.rows import BoolColumn
 from gradscope.tables import EventTable, IntColumn, RowKind
 
-# Behind the end of a collective: until a thread that waited for it has a core, and Python's lock.
-_WOKEN_NS = 1_000_000
+# Behind the end of a collective: until a thread that waited for it has a core, and Python's lock. Where the gap follows
+# the row that began one, as in all calls that wait at once, it may take longer: a quarter of the gap. Elsewhere Python
+# may do something of its own, which ends near a collective's end by chance.
+_WOKEN_NS, _WOKEN_AT_ONCE_NS = 300_000, 1_000_000
+_WOKEN_AT_ONCE = 0.25
 _LEAST_NS = 20_000  # what is shorter is Python between two rows
 
 
@@ -44,25 +49,49 @@ def done_elsewhere(table: EventTable) -> IntColumn:
 
 def wait_for(name: str) -> str:
     """What a wait for this collective is called: ``(waits for gloo:all_reduce)``."""
-    return f"(waits for {name})"
+    return f"{ops.WAITS}{name})"
+
+
+def received(table: EventTable) -> IntColumn:
+    """Rows that begin to receive from one rank."""
+    receives = np.array([name.startswith("c10d::recv") for name in table.names], bool)
+    return np.flatnonzero((table.kind == RowKind.COMMUNICATION) & receives[table.name])
+
+
+def names_of_waits(table: EventTable) -> tuple[str, ...]:
+    """What gaps may be called."""
+    rows = np.concatenate([done_elsewhere(table), received(table)])
+    return tuple(wait_for(table.names[name]) for name in np.unique(table.name[rows]).tolist())
 
 
 def find_gaps(table: EventTable) -> list[Gap]:
     """The gaps of all threads that train, each once."""
     done = done_elsewhere(table)
-    if not len(done):
-        return []
     done = done[np.argsort(table.end_ns[done], kind="stable")]
+    receives = received(table)
     computes = np.array([name.startswith(ops.ATEN) for name in table.names], bool)[table.name]
     communicates = np.isin(table.kind, (RowKind.COMMUNICATION, RowKind.SHARDING))
     found: dict[tuple[int, int], Gap] = {}
     for thread in np.unique(table.thread[trains(table)]).tolist():
         rows = np.flatnonzero(table.thread == thread)  # in order of start
-        for gap in _of_thread(table, rows, done):
+        for gap in (*_of_thread(table, rows, done), *_behind(table, rows, receives)):
             # An operation works by itself, and what communicates is known to.
             if gap.row < 0 or not (computes[gap.row] or communicates[gap.row]):
                 found[thread, gap.start_ns] = gap  # of several collectives that are done meanwhile the last counts
     return list(found.values())
+
+
+def _behind(table: EventTable, rows: IntColumn, receives: IntColumn) -> Iterator[Gap]:
+    """The gap directly behind each of these rows."""
+    for place in np.flatnonzero(np.isin(rows, receives)).tolist():
+        receive = int(rows[place])
+        begin, above = int(table.end_ns[receive]), int(table.parent[receive])
+        ends = [int(table.end_ns[above])] if above >= 0 else []
+        behind = rows[place + 1 :]
+        behind = behind[table.start_ns[behind] >= begin]  # not what runs inside of it
+        ends += [int(table.start_ns[behind[0]])] if len(behind) else []
+        if ends and min(ends) - begin >= _LEAST_NS:
+            yield Gap(above, receive, begin, min(ends) - begin)
 
 
 def _of_thread(table: EventTable, rows: IntColumn, done: IntColumn) -> Iterator[Gap]:
@@ -72,13 +101,15 @@ def _of_thread(table: EventTable, rows: IntColumn, done: IntColumn) -> Iterator[
     for collective, end, place in zip(done.tolist(), until.tolist(), before.tolist(), strict=True):
         if place < 0:
             continue
-        row, begin = int(rows[place]), int(starts[place])
+        row, begin, begin_row = int(rows[place]), int(starts[place]), -1
         while row >= 0 and table.end_ns[row] < end:  # closed by then: the gap is behind it
-            begin, row = int(table.end_ns[row]), int(table.parent[row])
+            begin, begin_row, row = int(table.end_ns[row]), row, int(table.parent[row])
         ends = [int(table.end_ns[row])] if row >= 0 else []
         ends += [int(starts[place + 1])] if place + 1 < len(rows) else []
         if not ends:
             continue
         last = min(ends)
-        if last - end <= _WOKEN_NS and last - begin >= _LEAST_NS:
+        at_once = begin_row >= 0 and table.kind[begin_row] == RowKind.COMMUNICATION
+        woken = max(_WOKEN_AT_ONCE_NS, _WOKEN_AT_ONCE * (last - begin)) if at_once else _WOKEN_NS
+        if last - end <= woken and last - begin >= _LEAST_NS:
             yield Gap(row, collective, begin, last - begin)

@@ -253,7 +253,9 @@ def json_path_of(target: str, output: str | None, json_path: str | None, *, modu
 
 
 def of_rank(path: Path, rank: int) -> Path:
-    """``run.rank3.json`` for ``run.json``: ranks of one program write beside each other."""
+    """``run.rank3.json`` for ``run.json``: ranks of one program write beside each other; a device is left as it is."""
+    if path.exists() and not path.is_file():
+        return path
     return path.with_name(f"{path.stem}.rank{rank}{path.suffix}")
 
 

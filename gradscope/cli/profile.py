@@ -193,6 +193,10 @@ def run(request: ProfileRequest, *, whole_process: bool) -> int:
                 raise
             restore_streams()
             say_error(str(error))  # of a rank that trains less than others: its end is not to end them
+            if request.json_path is not None:
+                from gradscope.ranks.gather import nothing_comes
+
+                nothing_comes(request.json_path)
             return 0
         restore_streams()
         request = _of_its_rank(request, outcome)

@@ -19,7 +19,7 @@ from gradscope.document.parts import (
     code,
     plain,
 )
-from gradscope.ranks.merged import Merged, RankLayer, RankStep
+from gradscope.ranks.merged import LEAST_SHARE, Merged, RankLayer, RankStep, Straggler
 
 TOP = 12
 _SHOWN = 0.005  # of a step's own work: layers that differ by less, or communicate less, are left out
@@ -52,21 +52,41 @@ def _header(merged: Merged) -> str:
 def _verdict(merged: Merged) -> Section:
     one = merged.straggler
     if one is None:
-        own = [step.own_ns for step in merged.ranks]
-        text = f"No rank stands out: own work is {units.ns(min(own))} to {units.ns(max(own))} a step."
-        return Section("straggler", "Straggler", "", (Words(text),))
+        return Section("straggler", "Straggler", "", (Words(_nobody(merged)),))
     share = one.saves_ns / max(step.wall_ns for step in merged.ranks)
-    layers = sorted((layer for layer in merged.layers if layer.slowest == one.rank), key=lambda layer: -layer.more_ns)
-    where = ""
-    if layers and layers[0].more_ns > 0.2 * one.more_ns:
-        worst = layers[0]
-        takes = f"takes {units.ns(worst.own_ns[one.rank])} there and {units.ns(worst.others_ns)} elsewhere"
-        where = f" {worst.path or worst.class_name} {takes}."
+    slow = ", ".join(map(str, one.ranks[:4])) + (f" and {len(one.ranks) - 4} more" if len(one.ranks) > 4 else "")
+    who = f"Rank {slow} works" if len(one.ranks) == 1 else f"Ranks {slow} work"
+    waits = "waits" if len(one.ranks) == 1 else "wait"
     text = (
-        f"Rank {one.rank} works {units.ns(one.more_ns)} a step longer than the others, and waits least: they wait for "
-        f"it.{where} Without that a step would be up to {units.ns(one.saves_ns)} shorter ({units.percent(share)})."
+        f"{who} {units.ns(one.more_ns)} a step longer than the others, and {waits} least: they wait for "
+        f"{'it' if len(one.ranks) == 1 else 'them'}.{_where(merged, one)} Without that a step would be up to "
+        f"{units.ns(one.saves_ns)} shorter ({units.percent(share)})."
     )
     return Section("straggler", "Straggler", "", (Words(text, "warm"),))
+
+
+def _where(merged: Merged, one: Straggler) -> str:
+    """In which layer they work longer, where one has much of it."""
+    layers = [
+        layer for layer in merged.layers if layer.slowest in one.ranks and not set(layer.own_ns) <= set(one.ranks)
+    ]
+    if not layers:
+        return ""
+    worst = max(layers, key=lambda layer: layer.more_than(one.ranks))
+    if worst.more_than(one.ranks) <= 0.2 * one.more_ns:
+        return ""
+    there, elsewhere = worst.own_ns[worst.slowest], worst.beside(one.ranks)
+    return f" {worst.path or worst.class_name} takes {units.ns(there)} there and {units.ns(elsewhere)} elsewhere."
+
+
+def _nobody(merged: Merged) -> str:
+    """Why no rank is called slow."""
+    own = [step.own_ns for step in merged.ranks]
+    text = f"own work is {units.ns(min(own))} to {units.ns(max(own))} a step"
+    if not merged.communicates:
+        return f"No rank waits for another: none had a collective in its steps; {text}."
+    within = max(own) - min(own) > LEAST_SHARE * min(own) and merged.spread_ns > 0
+    return f"No rank stands out: {text}{f', known to ±{units.ns(merged.spread_ns)}' if within else ''}."
 
 
 def _steps(merged: Merged) -> Section:
@@ -87,8 +107,8 @@ def _steps(merged: Merged) -> Section:
 
 
 def _step_cells(step: RankStep, merged: Merged, scale: units.TimeScale, least: int) -> tuple[Cell, ...]:
-    slow = merged.straggler is not None and merged.straggler.rank == step.rank
-    marks = ["works longest"] * slow + ["waits least"] * (step.communication_ns == least and len(merged.ranks) > 1)
+    slow = merged.straggler is not None and step.rank in merged.straggler.ranks
+    marks = ["works longer"] * slow + ["waits least"] * (step.communication_ns == least and merged.communicates)
     return (
         Cell(str(step.rank), "strong"),
         *plain([scale.text(step.wall_ns), scale.text(step.own_ns), scale.text(step.communication_ns)]),

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -31,15 +34,30 @@ def gathered(
     missing = list(paths)
     while True:
         missing = [path for path in missing if not _is_new(path, since)]
-        if not missing or clock() >= end:
+        awaited = [path for path in missing if not _is_new(_nothing(path), since)]
+        if not awaited or clock() >= end:
             break
         time.sleep(_BETWEEN)
+    for path in missing:
+        _nothing(path).unlink(missing_ok=True)
     there = [path for path in paths if path not in missing]
     merged = None
     if len(there) > 1:
         with suppress(GradscopeError):  # each rank has its own report all the same
             merged = merge(there)
     return merged, missing
+
+
+def nothing_comes(path: Path) -> None:
+    """Let the first rank know that this one's file will not come: it has nothing to report."""
+    with suppress(OSError):
+        _nothing(path).touch()
+
+
+def _nothing(path: Path) -> Path:
+    """A file that stands for one that does not come; not beside it, for nobody may look at it later."""
+    name = hashlib.sha256(os.fsencode(path.absolute())).hexdigest()[:24]
+    return Path(tempfile.gettempdir()) / f"gradscope-{os.getuid()}-{name}.nothing"
 
 
 def _is_new(path: Path, since: float) -> bool:

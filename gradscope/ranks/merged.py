@@ -1,15 +1,17 @@
 """RUN.json of each rank -> what differs between them.
 
 Every rank's step takes as long as that of the slowest, for they wait for each other: wall time tells nothing. What
-tells is *own work*, the step without its communication, which holds the waits. A straggler works longest and waits
+tells is *own work*, the step without its communication, which holds the waits. Stragglers work longest and wait
 least.
 """
 
 from __future__ import annotations
 
+import itertools
+import math
 import os
 import statistics
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -18,9 +20,13 @@ from gradscope.report.runfile import load_run
 from gradscope.safe_text import shown_path
 from gradscope.tables import LayerRow, RunData
 
-# Of the median rank's own work: what a rank must have more to be called a straggler. Below it no step would get shorter
-# by as much as steps differ from each other.
+# Of the other ranks' own work: what stragglers must have more. Below it no step would get shorter by as much as steps
+# differ from each other.
 LEAST_SHARE = 0.03
+# Standard errors of the mean step, by which they must stand out of the others.
+_ERRORS = 2.0
+# A file that names more ranks was not written by a run.
+_MOST_RANKS = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,14 +74,23 @@ class RankLayer:
         """By how much the slowest rank takes longer than the others' median."""
         return self.own_ns[self.slowest] - self.others_ns
 
+    def beside(self, ranks: Collection[int]) -> int:
+        """The median of all ranks but these; 0 where no other has it."""
+        others = [ns for rank, ns in self.own_ns.items() if rank not in ranks]
+        return round(statistics.median(others)) if others else 0
+
+    def more_than(self, ranks: Collection[int]) -> int:
+        """By how much the slowest takes longer than all but these ranks."""
+        return self.own_ns[self.slowest] - self.beside(ranks)
+
 
 @dataclass(frozen=True, slots=True)
 class Straggler:
-    """The rank that the others wait for."""
+    """The ranks that the others wait for: one, or several that work about as long."""
 
-    rank: int
-    more_ns: int  # own work above the median of the others
-    saves_ns: int  # of each step, at most, if it worked no longer than the next
+    ranks: tuple[int, ...]  # the slowest first
+    more_ns: int  # own work of theirs above that of the others, medians
+    saves_ns: int  # of each step, at most, if they worked no longer than the slowest of the others
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +102,7 @@ class Merged:
     ranks: tuple[RankStep, ...]  # in order
     layers: tuple[RankLayer, ...]  # as the first rank that has them lists them
     straggler: Straggler | None
+    spread_ns: int  # by which the slowest rank's mean step is uncertain
     notes: tuple[str, ...]
 
     @property
@@ -94,6 +110,11 @@ class Merged:
         """Ranks of which there is no file."""
         there = {step.rank for step in self.ranks}
         return tuple(rank for rank in range(self.world_size) if rank not in there)
+
+    @property
+    def communicates(self) -> bool:
+        """Check that the ranks talked to each other in their steps: else nobody waits for anybody."""
+        return any(step.communication_ns > 0 for step in self.ranks)
 
     def to_record(self) -> dict[str, Any]:
         """What ``--json`` writes."""
@@ -142,20 +163,29 @@ def merge(paths: Sequence[str | os.PathLike[str]]) -> Merged:
     for path in paths:
         run, name = load_run(path), shown_path(path)
         rank, size = run.environment.get("rank"), run.environment.get("world_size")
-        if not isinstance(rank, int) or not isinstance(size, int):
+        if type(rank) is not int or type(size) is not int:
             raise RunFileError(
                 f"{name} is of no rank: its program ran alone.\n"
                 "torchrun --nproc-per-node N -m gradscope profile train.py writes a file for each rank."
             )
+        if not 0 <= rank < size <= _MOST_RANKS:
+            raise RunFileError(f"{name} is of rank {rank} of {size}, which no run is of: profile again.")
         if rank in runs:
             raise UsageError(f"{names[rank]} and {name} are both of rank {rank}: give each rank once.")
         runs[rank], names[rank] = run, name
     _check_one_program(runs, names)
     ranks = tuple(_step(rank, runs[rank]) for rank in sorted(runs))
     first = runs[min(runs)]
-    layers = _layers(runs)
     size = int(first.environment["world_size"])
-    return Merged(first.workload.target, size, ranks, layers, _straggler(ranks), tuple(_notes(runs, ranks, size)))
+    return Merged(
+        target=first.workload.target,
+        world_size=size,
+        ranks=ranks,
+        layers=_layers(runs),
+        straggler=_straggler(ranks),
+        spread_ns=round(_uncertain(max(ranks, key=lambda step: step.own_ns))),
+        notes=tuple(_notes(runs, ranks, size)),
+    )
 
 
 def _check_one_program(runs: dict[int, RunData], names: dict[int, str]) -> None:
@@ -204,22 +234,32 @@ def _own_ns(row: LayerRow) -> int:
 
 
 def _straggler(ranks: Sequence[RankStep]) -> Straggler | None:
-    slowest = max(ranks, key=lambda step: step.own_ns)
-    others = [step for step in ranks if step is not slowest]
-    median = statistics.median(step.own_ns for step in others)
-    more = slowest.own_ns - median
-    if slowest.communication_ns > min(step.communication_ns for step in others):
+    """The ranks beyond the widest gap between two that follow each other in own work, where it is no accident."""
+    if not any(step.communication_ns for step in ranks):
         return None
-    if more <= max(LEAST_SHARE * median, slowest.spread_ns):
+    order = sorted(ranks, key=lambda step: step.own_ns)
+    cut = max(range(1, len(order)), key=lambda place: order[place].own_ns - order[place - 1].own_ns)
+    others, slow = order[:cut], order[: cut - 1 : -1]
+    gap = slow[-1].own_ns - others[-1].own_ns
+    if gap <= max(LEAST_SHARE * others[-1].own_ns, *(_uncertain(step) for step in slow)):
         return None
-    return Straggler(slowest.rank, round(more), slowest.own_ns - max(step.own_ns for step in others))
+    if statistics.mean(step.communication_ns for step in slow) > statistics.mean(
+        step.communication_ns for step in others
+    ):
+        return None
+    more = statistics.median(step.own_ns for step in slow) - statistics.median(step.own_ns for step in others)
+    return Straggler(tuple(step.rank for step in slow), round(more), slow[0].own_ns - others[-1].own_ns)
+
+
+def _uncertain(step: RankStep) -> float:
+    """By how much the mean of its steps may be off."""
+    return _ERRORS * step.spread_ns / math.sqrt(max(step.steps, 1))
 
 
 def _notes(runs: dict[int, RunData], ranks: Sequence[RankStep], size: int) -> list[str]:
     notes = []
-    missing = [rank for rank in range(size) if rank not in runs]
-    if missing:
-        notes.append(f"no file of {_ranks(missing)}, of {size}")
+    if len(runs) < size:
+        notes.append(f"no file of {_ranks(_missing(sorted(runs), size))}, of {size}")
     steps = {step.steps for step in ranks}
     if len(steps) > 1:
         notes.append(f"the ranks measured {min(steps)} to {max(steps)} steps")
@@ -228,13 +268,28 @@ def _notes(runs: dict[int, RunData], ranks: Sequence[RankStep], size: int) -> li
     some = sets[0].union(*sets[1:]) - everywhere
     if some:
         notes.append(f"{len(some)} layer{'s are' if len(some) > 1 else ' is'} in some of the ranks alone")
+    for what, found in (
+        ("parameters", {f"{run.workload.parameters:,}" for run in runs.values()}),
+        ("device meshes", {str(run.environment.get("mesh", "none")) for run in runs.values()}),
+        ("devices", {str(run.environment.get("device_name", "unknown")) for run in runs.values()}),
+    ):
+        if len(found) > 1:
+            notes.append(f"the ranks have different {what}: {', '.join(sorted(found)[:4])}")
     if all(run.step.communication_ns is None for run in runs.values()):
         notes.append("no rank had a collective in its steps: they do not wait for each other")
     partial = [rank for rank, run in sorted(runs.items()) if run.partial]
     if partial:
-        notes.append(f"the report of {_ranks(partial)} is partial")
+        notes.append(f"the report of {_ranks([(rank, rank) for rank in partial])} is partial")
     return notes
 
 
-def _ranks(numbers: Sequence[int]) -> str:
-    return f"rank{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
+def _missing(there: Sequence[int], size: int) -> list[tuple[int, int]]:
+    """First and last of each stretch of ranks that are not there."""
+    bounds = [-1, *there, size]
+    return [(low + 1, high - 1) for low, high in itertools.pairwise(bounds) if high - low > 1]
+
+
+def _ranks(stretches: Sequence[tuple[int, int]]) -> str:
+    several = len(stretches) > 1 or stretches[0][0] < stretches[0][1]
+    texts = [f"{low}" if low == high else f"{low} to {high}" for low, high in stretches]
+    return f"rank{'s' if several else ''} {', '.join(texts)}"

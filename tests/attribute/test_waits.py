@@ -238,6 +238,17 @@ def test_a_wait_in_a_node_is_communication_of_backward() -> None:
     assert found.ledger.communication_ns == 310 * US
 
 
+def test_what_is_received_is_waited_for_behind_its_row() -> None:
+    """Stages of a pipeline: no thread of the process group leaves a row of it."""
+    found = result_us(
+        us(COMMUNICATION, 610, 620, "c10d::recv_"),
+        us(RowKind.OP, 612, 614, "aten::empty"),
+        us(RowKind.BACKWARD, 900, 980, "backward", argument=0),
+    )
+    assert waits(found) == {("other", "(waits for c10d::recv_)"): 280}
+    assert found.step.communication_ns == 290 * US
+
+
 @pytest.mark.parametrize(
     "rows",
     [
@@ -245,10 +256,12 @@ def test_a_wait_in_a_node_is_communication_of_backward() -> None:
         [us(RowKind.OP, 40, 405, "aten::mm")],
         # Python went on for longer than a thread takes to be woken.
         [us(RowKind.OP, 405 + 1_100, 405 + 1_110, "aten::mm")],
+        # The same, sooner: it did not wait at once, and is not woken so late.
+        [us(RowKind.OP, 40, 50, "aten::mm"), us(RowKind.OP, 801, 811, "aten::mm")],
         # Rows follow each other closely.
         [us(RowKind.OP, at, at + 10, "aten::add") for at in range(30, 500, 15)],
     ],
-    ids=["an operation", "Python", "many rows"],
+    ids=["an operation", "Python", "Python behind an operation", "many rows"],
 )
 def test_what_is_no_wait(rows: list[Row]) -> None:
     longer = max(row.end for row in rows) // US > 600

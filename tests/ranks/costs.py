@@ -106,6 +106,52 @@ def fsdp() -> nn.Module:
     return model
 
 
+class Averages(nn.Module):
+    """A network whose gradients the loop averages by hand."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = network()
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.inner(x)
+        return out
+
+    def average(self) -> None:
+        for parameter in self.parameters():
+            dist.all_reduce(parameter.grad)
+
+
+class Exchanges(nn.Module):
+    """Tensors go from rank to rank behind the layer that takes longer on the last: in forward, and back in backward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = network()
+
+    def forward(self, x: Tensor) -> Tensor:
+        from torch.distributed.nn.functional import all_to_all_single
+
+        first, *others = self.inner
+        x = first(x)
+        x = all_to_all_single(torch.empty_like(x), x)
+        for layer in others:
+            x = layer(x)
+        return x
+
+
+class Normed(nn.Module):
+    """With buffers, which DDP sends before forward: the first rank comes later to that."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.inner = nn.BatchNorm1d(WIDTH), nn.Sequential(*(Layer(ms) for ms in COSTS))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.inner(self.norm(x))
+        return out
+
+
 def tensor_parallel() -> nn.Module:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
@@ -125,7 +171,13 @@ OF_BUCKETS: dict[str, Callable[[], nn.Module]] = {
     "bucket_views": lambda: buckets(bucket_cap_mb=4, gradient_as_bucket_view=True),
     "turned": lambda: buckets(bucket_cap_mb=4, turned=True, find_unused_parameters=True),
 }
+OF_WAITS: dict[str, Callable[[], nn.Module]] = {
+    "averages": Averages,
+    "exchanges": Exchanges,
+    "buffers": lambda: nn.parallel.DistributedDataParallel(Normed()),
+}
 CASES: dict[str, Callable[[], nn.Module]] = {
+    **OF_WAITS,
     "ddp": ddp,
     "ddp_views": lambda: ddp(gradient_as_bucket_view=True, find_unused_parameters=True),
     "no_sync": ddp,
@@ -144,10 +196,14 @@ def run(case: str, folder: str) -> None:
     with gradscope.profiling(model, steps=8, warmup=2, memory=False, lines=False) as prof:
         ended = False
         while not ended:
+            if case == "buffers" and dist.get_rank() == 0:
+                time.sleep(MORE / 1e3)
             with model.no_sync() if case == "no_sync" else nullcontext():  # type: ignore[operator]
                 model(x).square().mean().backward()
             if case == "no_sync":
                 model(x).square().mean().backward()
+            if isinstance(model, Averages):
+                model.average()
             optimizer.step()
             optimizer.zero_grad()
             # All ranks take as many steps: one that measures a step again would be waited for.

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import tempfile
 import threading
 import time
 from pathlib import Path
 
-from gradscope.ranks.gather import gathered
+import pytest
+
+from gradscope.ranks.gather import gathered, nothing_comes
 from gradscope.report.runfile import to_json
 from tests.ranks.test_merged import FAST, SLOW, rank
 
@@ -26,7 +29,7 @@ def test_it_waits_until_all_have_written(tmp_path: Path) -> None:
     merged, missing = gathered(paths, began)
     later.join()
     assert merged is not None and missing == []
-    assert merged.straggler is not None and merged.straggler.rank == 1
+    assert merged.straggler is not None and merged.straggler.ranks == (1,)
 
 
 def test_files_of_another_run_do_not_count(tmp_path: Path) -> None:
@@ -38,6 +41,20 @@ def test_files_of_another_run_do_not_count(tmp_path: Path) -> None:
     merged, missing = gathered(paths, began, seconds=0)
     assert merged is not None and len(merged.ranks) == 2
     assert missing == [paths[2]]
+
+
+def test_a_rank_without_a_report_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It trains less than the others, or not at all."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    (tmp_path / "temporary").mkdir()
+    paths = [write(tmp_path / f"run.rank{number}.json", number) for number in range(2)]
+    silent = tmp_path / "run.rank2.json"
+    nothing_comes(silent)
+    began = time.monotonic()
+    merged, missing = gathered([*paths, silent], 0.0, seconds=60)
+    assert time.monotonic() - began < 30
+    assert merged is not None and missing == [silent]
+    assert list((tmp_path / "temporary").iterdir()) == []  # nothing is left for another run
 
 
 def test_one_file_is_nothing_to_compare(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 from gradscope.document.terminal import to_text
 from gradscope.errors import RunFileError, UsageError
 from gradscope.ranks import Merged, merge, ranks_document
+from gradscope.ranks.merged import Straggler
 from gradscope.report.runfile import to_json
 from gradscope.tables import RunData
 from tests.cli_fixtures import Runner, run_fixture  # noqa: F401 (used by its name)
@@ -37,6 +38,11 @@ def rank(number: int, layers: dict[str, int], wait: int, *, size: int = 2, **bui
     return replace(made, ledger=ledger, step=step)
 
 
+def silent(data: RunData) -> RunData:
+    """Without collectives."""
+    return replace(data, step=replace(data.step, communication_ns=None))
+
+
 def of_model(data: RunData, name: str) -> RunData:
     return replace(data, workload=replace(data.workload, model=name))
 
@@ -60,13 +66,64 @@ def test_a_straggler_works_longest_and_waits_least(written: Any) -> None:
     merged = merge(written(rank(0, FAST, 41, size=3), rank(1, SLOW, 1, size=3), rank(2, FAST, 41, size=3)))
     assert len({step.wall_ns for step in merged.ranks}) == 1
     assert merged.straggler is not None
-    assert (merged.straggler.rank, merged.straggler.more_ns, merged.straggler.saves_ns) == (1, 40 * MS, 40 * MS)
+    assert merged.straggler == Straggler((1,), 40 * MS, 40 * MS)
     (layer,) = [layer for layer in merged.layers if layer.path == "b"]
     assert (layer.slowest, layer.others_ns, layer.more_ns) == (1, 10 * MS, 40 * MS)
     text = " ".join(to_text(ranks_document(merged)).split())
     assert "Rank 1 works 40.0 ms a step longer than the others, and waits least" in text
     assert "b takes 50.0 ms there and 10.0 ms elsewhere." in text
     assert "×5.00" in text
+
+
+def test_several_that_work_longer_are_told_together(written: Any) -> None:
+    """Which of two waits a little less is chance."""
+    for less in (0, 1):
+        runs = [rank(0, FAST, 41, size=4), rank(1, FAST, 41, size=4)]
+        runs += [rank(2, SLOW, 1 + less, size=4), rank(3, SLOW, 2 - less, size=4)]
+        merged = merge(written(*runs))
+        assert merged.straggler is not None
+        assert set(merged.straggler.ranks) == {2, 3}
+        assert (merged.straggler.more_ns, merged.straggler.saves_ns) == (40 * MS, 40 * MS)
+        text = " ".join(to_text(ranks_document(merged)).split())
+        assert "work 40.0 ms a step longer than the others, and wait least: they wait for them." in text
+        assert text.count("works longer") == 2
+
+
+def test_ranks_that_never_talk_have_no_straggler(written: Any) -> None:
+    merged = merge(written(silent(rank(0, SLOW, 0)), silent(rank(1, FAST, 0))))
+    assert merged.straggler is None
+    text = to_text(ranks_document(merged))
+    assert "No rank waits for another" in text and "waits least" not in text
+
+
+def test_what_steps_differ_by_is_said_where_it_decides(written: Any) -> None:
+    slow = rank(1, {"": 1, "a": 10, "b": 20}, 1)
+    spread = dict(slow.step.spread)
+    spread["wall"] = replace(spread["wall"], std_ns=40 * MS)
+    slow = replace(slow, step=replace(slow.step, spread=spread))
+    merged = merge(written(rank(0, FAST, 11), slow))
+    assert merged.straggler is None
+    assert "No rank stands out: own work is 21.0 ms to 31.0 ms a step, known to ±" in to_text(ranks_document(merged))
+
+
+def test_other_models_meshes_and_devices_are_noted(written: Any) -> None:
+    other = rank(1, FAST, 5)
+    environment = {**other.environment, "mesh": "2 dp", "device_name": "another"}
+    other = replace(other, environment=environment, workload=replace(other.workload, parameters=7))
+    notes = " ".join(merge(written(rank(0, FAST, 5), other)).notes)
+    assert all(f"different {what}" in notes for what in ("parameters", "device meshes", "devices"))
+
+
+@pytest.mark.parametrize(("number", "size"), [(5, 2), (-1, 2), (2, 2), (0, 10**12), (True, 2)])
+def test_a_rank_that_cannot_be(number: int, size: int, written: Any, run: Runner) -> None:
+    paths = written(rank(number, FAST, 5, size=size), rank(1, FAST, 5, size=size))
+    ran = run("merge", *map(str, paths))
+    assert ran.code == 2 and len(ran.err.splitlines()) <= 3 and "Traceback" not in ran.err
+
+
+def test_many_missing_ranks_are_told_in_a_line(written: Any) -> None:
+    merged = merge(written(rank(0, FAST, 5, size=512), rank(1, FAST, 5, size=512)))
+    assert "no file of ranks 2 to 511, of 512" in merged.notes
 
 
 @pytest.mark.parametrize(
@@ -94,7 +151,7 @@ def test_layers_of_some_ranks_alone(written: Any) -> None:
 def test_what_is_missing_is_said(written: Any) -> None:
     merged = merge(written(rank(0, FAST, 5, size=4), rank(3, FAST, 5, size=4)))
     assert merged.missing == (1, 2)
-    assert "no file of ranks 1, 2, of 4" in merged.notes
+    assert "no file of ranks 1 to 2, of 4" in merged.notes
 
 
 @pytest.mark.parametrize(
@@ -123,7 +180,7 @@ def test_the_command(written: Any, run: Runner, tmp_path: Path) -> None:
     ran = run("merge", *paths, "--json", str(tmp_path / "ranks.json"))
     assert ran.code == 0 and "Straggler" in ran.out and "wrote" in ran.err
     record = json.loads((tmp_path / "ranks.json").read_text(encoding="utf-8"))
-    assert (record["kind"], record["straggler"]["rank"], record["missing"]) == ("ranks", 1, [])
+    assert (record["kind"], record["straggler"]["ranks"], record["missing"]) == ("ranks", [1], [])
     assert record["layers"][2] == {
         "path": "b",
         "class": "Linear",

@@ -14,7 +14,7 @@ from gradscope.diagnose.rules import RULES
 from gradscope.ranks import Merged, merge
 from gradscope.report.runfile import load_run
 from gradscope.tables import RunData
-from tests.ranks.costs import COSTS, MORE, OF_BUCKETS
+from tests.ranks.costs import COSTS, MORE, OF_BUCKETS, OF_WAITS
 
 SCRIPT = Path(__file__).parents[1] / "ranks" / "costs.py"
 ONE = ("ddp", "ddp_views", "no_sync", "fsdp", "tensor_parallel")
@@ -75,7 +75,7 @@ def check(folder: Path, case: str) -> Merged:
             # 3 % and 1 ms: ReLU and the copies of Takes are a layer's too. (approx would take the larger of both.)
             assert abs(found[number] - ms) <= 0.03 * ms + 1.0, (rank, number, found[number], ms)
     merged = merge(paths)
-    assert merged.straggler is not None and merged.straggler.rank == len(paths) - 1
+    assert merged.straggler is not None and merged.straggler.ranks == (len(paths) - 1,)
     (worst,) = [layer for layer in merged.layers if layer.path.split(".")[-1] == "1" and layer.class_name != "Linear"]
     assert worst.slowest == len(paths) - 1
     assert worst.more_ns / MS == pytest.approx(passes * MORE, rel=0.03, abs=2.0)
@@ -95,7 +95,7 @@ def test_two_ranks(case: str, two: Path) -> None:
 
 WAITS = {
     "ddp": "model.no_sync()",
-    "fsdp": "set_requires_gradient_sync(False)",
+    "fsdp": "set_requires_gradient_sync(is_last_batch)",
     "tensor_parallel": "init_device_mesh",
 }
 
@@ -174,3 +174,23 @@ def test_a_late_bucket_is_told(case: str, code: str | None, buckets: Path) -> No
     # Four layers' gradients one after the other, of which at least three could be hidden.
     for finding in found:
         assert finding.cost_ns is not None and finding.cost_ns / MS >= 4 * NETWORK_MS - 2.0
+
+
+@pytest.fixture(scope="module")
+def waits(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("waits")
+    launch(folder, 2, *OF_WAITS)
+    return folder
+
+
+@pytest.mark.parametrize("case", OF_WAITS)
+def test_a_wait_without_a_row_is_nobodys_work(case: str, waits: Path) -> None:
+    """Of a loop that averages by hand, of tensors that are exchanged, of buffers that the first rank sends late."""
+    merged = merge(files(waits, case))
+    slow = 0 if case == "buffers" else 1
+    assert merged.straggler is not None and merged.straggler.ranks == (slow,)
+    assert merged.straggler.more_ns / MS == pytest.approx(MORE, rel=0.1, abs=4.0)
+    fast = next(step for step in merged.ranks if step.rank != slow)
+    assert fast.communication_ns / MS >= 0.9 * MORE
+    differing = [layer.path for layer in merged.layers if layer.more_ns / MS > 0.5 * MORE]
+    assert differing == ([] if case == "buffers" else ["inner.1"])

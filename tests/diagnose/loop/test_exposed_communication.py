@@ -20,14 +20,18 @@ def found(case: Case) -> list[Finding]:
     return list(RULE.find(case))
 
 
-def on_host(spent: int | None, *ops: OpRow, **more: Any) -> Case:
+def on_host(spent: int | None, *ops: OpRow, ddp: bool = False, mesh: str = "", **more: Any) -> Case:
     layers = [
         row("a", 10 * MS, 10 * MS, communication_ns=8 * MS, forward_communication_ns=4 * MS),
         row("b", 10 * MS, 10 * MS, communication_ns=20 * MS),
         row("c", 10 * MS, 10 * MS, communication_ns=1 * MS),
     ]
     case = made_case(layers, ops, **more)
-    return Case(replace(case.run, step=replace(case.run.step, communication_ns=spent)), case.facts)
+    environment = {**case.run.environment, "mesh": mesh} if mesh else case.run.environment
+    step = replace(case.run.step, communication_ns=spent)
+    root = replace(case.run.layers[0], class_name="DistributedDataParallel" if ddp else "Model")
+    run = replace(case.run, step=step, environment=environment, layers=(root, *case.run.layers[1:]))
+    return Case(run, case.facts)
 
 
 REDUCED = "Backward waits until gradients are reduced between the ranks"
@@ -37,34 +41,82 @@ SPLIT = "Layers that are split over the ranks wait for each other's results"
 BUFFERS = "Forward waits until the first rank has sent its buffers"
 
 
+OWN = "The step waits for collectives that the program begins itself"
+STAGES = "Stages of a pipeline wait for each other"
+DDP: dict[str, Any] = {"ddp": True}
+TENSOR_PARALLEL: dict[str, Any] = {"mesh": "2 dp x 2 tp"}
+FSDP_ROW = op(None, "forward", "FSDP::pre_forward", 1)
+SPLIT_ROW = op("a", "forward", "_c10d_functional::all_reduce", MS)
+
+
 @pytest.mark.parametrize(
-    ("ops", "message", "code"),
+    ("how", "ops", "message", "code", "layers"),
     [
-        ([op(None, "communication", WAIT, 30 * MS)], REDUCED, "model.no_sync()"),
-        ([op(None, "communication", "c10d::allreduce_", 30 * MS)], REDUCED, "model.no_sync()"),
-        ([op("a", "forward", "FSDP::all_gather", 30 * MS)], FORWARD, "set_modules_to_forward_prefetch"),
-        ([op(None, "communication", "c10d::_allgather_base_", 30 * MS)], BACKWARD, "reshard_after_forward=False"),
+        (DDP, [op(None, "communication", WAIT, 30 * MS)], REDUCED, "model.no_sync()", []),
+        (DDP, [op(None, "communication", "c10d::allreduce_", 30 * MS)], REDUCED, "model.no_sync()", []),
+        # A loss that is averaged for the log splits no layer.
+        (DDP, [op(None, "communication", WAIT, 30 * MS), SPLIT_ROW], REDUCED, "model.no_sync()", []),
+        (DDP, [op(None, "forward", "(waits for gloo:broadcast)", 30 * MS)], BUFFERS, "broadcast_buffers=False", []),
+        ({}, [op("a", "forward", "FSDP::all_gather", 30 * MS)], FORWARD, "set_modules_to_forward_prefetch", ["a"]),
         (
+            {},
+            [FSDP_ROW, op(None, "communication", "c10d::_allgather_base_", 30 * MS)],
+            BACKWARD,
+            "reshard_after_forward=False",
+            ["b", "a"],
+        ),
+        (
+            {},
             [op(None, "communication", "FSDP::post_backward_reduce", 20 * MS), op(None, "communication", WAIT, 9 * MS)],
             REDUCED,
-            "set_requires_gradient_sync(False)",
+            "set_requires_gradient_sync(is_last_batch)",
+            ["b", "a"],
         ),
-        ([op("a", "communication", "_c10d_functional::wait_tensor", 30 * MS)], SPLIT, "init_device_mesh"),
+        # Of one dimension, with FSDP: it is FSDP's.
         (
-            [op("a", "forward", "c10d::allreduce_", 30 * MS), op("a", "forward", "_c10d_functional::all_reduce", MS)],
+            {"mesh": "2"},
+            [FSDP_ROW, SPLIT_ROW, op(None, "communication", "c10d::_reduce_scatter_base_", 30 * MS)],
+            REDUCED,
+            "set_requires_gradient_sync(is_last_batch)",
+            ["b", "a"],
+        ),
+        (
+            TENSOR_PARALLEL,
+            [op("a", "communication", "_c10d_functional::wait_tensor", 30 * MS)],
             SPLIT,
             "init_device_mesh",
+            ["b", "a"],
         ),
-        ([op(None, "forward", "c10d::broadcast_", 30 * MS)], BUFFERS, "broadcast_buffers=False"),
+        (
+            TENSOR_PARALLEL,
+            [op("a", "forward", "c10d::allreduce_", 30 * MS), SPLIT_ROW],
+            SPLIT,
+            "init_device_mesh",
+            ["b", "a"],
+        ),
+        # Sequence parallel gathers and scatters what layers made, no parameters.
+        (
+            TENSOR_PARALLEL,
+            [SPLIT_ROW, op("a", "forward", "c10d::_allgather_base_", 30 * MS)],
+            SPLIT,
+            "init_device_mesh",
+            ["b", "a"],
+        ),
+        ({}, [op(None, "other", "(waits for c10d::recv_)", 30 * MS)], STAGES, "n_microbatches", []),
+        ({}, [op(None, "communication", "(waits for gloo:all_reduce)", 30 * MS)], OWN, "async_op=True", ["b", "a"]),
+        (DDP, [op(None, "optimizer", "c10d::broadcast_", 30 * MS)], OWN, "async_op=True", ["b", "a"]),
+        ({}, [op(None, "other", "c10d::allreduce_", 30 * MS)], OWN, "async_op=True", ["b", "a"]),
+        ({}, [FSDP_ROW, op(None, "other", "c10d::_allgather_base_", 30 * MS)], OWN, "async_op=True", ["b", "a"]),
     ],
-    ids=["wait", "DDP", "FSDP forward", "FSDP backward", "FSDP gradients", "tensor parallel", "its forward", "buffers"],
 )
-def test_what_takes_most_decides(ops: list[OpRow], message: str, code: str) -> None:
-    (finding,) = found(on_host(40 * MS, *ops))
+def test_what_takes_most_decides(
+    how: dict[str, Any], ops: list[OpRow], message: str, code: str, layers: list[str]
+) -> None:
+    (finding,) = found(on_host(40 * MS, *ops, **how))
     check_words(finding)
     assert finding.message == message and code in finding.code
-    assert finding.predicted_saving_ns is None and finding.cost_ns == 40 * MS
-    assert list(finding.layers) == ([] if message == BUFFERS or "no_sync" in code else ["b", "a"])
+    assert finding.predicted_high_ns is None and finding.cost_ns == 40 * MS
+    assert list(finding.layers) == layers
 
 
 def test_the_evidence_names_each_part() -> None:
@@ -75,15 +127,15 @@ def test_the_evidence_names_each_part() -> None:
         op(None, "communication", "FSDP::post_backward_reduce", 20 * MS),
         op(None, "communication", WAIT, 1 * MS),
         op(None, "communication", "aten::copy_", 2 * MS),
-        op(None, "other", "c10d::allreduce_", 90 * MS),  # of the user's loop
+        op(None, "other", "c10d::allreduce_", 3 * MS),  # of the user's loop
         op("a", "forward", "aten::broadcast_tensors", 90 * MS),
     )
     (finding,) = found(on_host(40 * MS, *parts))
     assert finding.evidence == (
         "40.0 ms per step (40.0 %) in which this rank does nothing else, of it 21.0 ms to reduce sharded gradients, "
-        "10.0 ms to gather parameters for forward, 7.00 ms to gather parameters for backward"
+        "10.0 ms to gather parameters for forward, 7.00 ms to gather parameters for backward, "
+        "3.00 ms to wait for collectives of the program's own"
     )
-    assert finding.predicted_high_ns == 21 * MS
 
 
 @pytest.mark.parametrize(
@@ -102,7 +154,8 @@ def test_what_is_left_alone(case: Case) -> None:
 
 
 def on_device(exposed: int, *kernels: KernelRow) -> Case:
-    case = on_host(90 * MS, op(None, "communication", WAIT, 90 * MS))  # the host waits anyway: it runs ahead
+    rows = (op(None, "communication", WAIT, 90 * MS), op("a", "forward", "FSDP::all_gather", 1))
+    case = on_host(90 * MS, *rows)  # the host waits anyway: it runs ahead
     parts = dict.fromkeys(DeviceLedger.PARTS, 0) | {"communication_ns": 60 * MS}
     ledger = DeviceLedger(kernel_ns=60 * MS, **parts, collectives_ns=60 * MS, exposed_ns=exposed)
     return Case(replace(case.run, device=ledger, kernels=kernels), case.facts)
@@ -124,9 +177,16 @@ def test_on_a_device_only_what_is_exposed() -> None:
         kernel("x", other, 80 * MS),
     )
     (finding,) = found(case)
-    assert finding.evidence.endswith("30.0 ms to reduce gradients, 10.0 ms to gather parameters for forward")
-    assert finding.predicted_high_ns == 30 * MS
+    assert finding.evidence.endswith("30.0 ms to reduce sharded gradients, 10.0 ms to gather parameters for forward")
     assert found(on_device(40 * MS, kernel("communication", reduce, None))) == []
+
+
+def test_a_kernel_of_any_collective_is_told_by_its_operation() -> None:
+    generic = kernel("communication", "ncclDevKernel_Generic(ncclDevKernelArgsStorage<4096ul>)", 30 * MS)
+    (finding,) = found(on_device(40 * MS, replace(generic, op="nccl:_reduce_scatter_base")))
+    assert finding.message == REDUCED
+    (finding,) = found(on_device(40 * MS, replace(generic, op=None, phase="other")))
+    assert finding.message == OWN
 
 
 def test_it_explains_itself() -> None:

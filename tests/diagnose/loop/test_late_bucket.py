@@ -57,7 +57,7 @@ def test_one_bucket_for_all() -> None:
         "30.0 ms per step (30.0 %) in which this rank waits for gradients of others, while backward takes 60.0 ms "
         "before: 83.9 MB of gradients in one bucket, the first there at 3 %, sent at 100 % of it"
     )
-    assert (finding.cost_ns, finding.predicted_high_ns) == (30 * MS, 30 * MS)
+    assert (finding.cost_ns, finding.predicted_high_ns) == (30 * MS, None)  # a slow rank's part is not told apart
     assert "gradscope merge" in finding.advice
 
 
@@ -93,11 +93,6 @@ def test_a_bucket_that_waits_for_another() -> None:
 )
 def test_what_is_left_alone(buckets: tuple[BucketRow, ...]) -> None:
     assert found(*buckets) == []
-
-
-def test_a_saving_is_at_most_as_long_as_gradients_lie() -> None:
-    (finding,) = found(bucket(0, 80, 30, 60, 60, 90))
-    assert finding.predicted_high_ns == 30 * MS
 
 
 def test_the_same_time_is_told_once() -> None:

@@ -237,9 +237,16 @@ def test_torchs_operations_between_the_phases_are_no_python() -> None:
 
 
 def test_waits_for_other_ranks_between_the_phases_are_no_python() -> None:
-    """Gradients that a program averages by hand: the wait behind the collective has no row."""
+    """Gradients that a program averages by hand."""
+    for wait, found in ((38 * MS, False), (MS, True)):
+        waits = [op(None, "other", "c10d::allreduce_", MS), op(None, "other", "(waits for gloo:all_reduce)", wait)]
+        case = made_case(ops=waits, mode="loop", backward=20 * MS, optimizer=10 * MS)
+        assert bool(list(data_loading.find(case))) == found
+
+
+def test_on_a_device_such_waits_have_no_row() -> None:
     waits = [op(None, "other", "c10d::allreduce_", MS)]
-    case = made_case(ops=waits, mode="loop", backward=20 * MS, optimizer=10 * MS)
+    case = made_case(ops=waits, mode="loop", backward=20 * MS, optimizer=10 * MS, device="cuda")
     assert list(data_loading.find(case)) == []
 
 

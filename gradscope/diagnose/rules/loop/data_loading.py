@@ -113,10 +113,11 @@ def _reason(case: Case, other: int, phases: int) -> _Reason | None:
 def _python(case: Case, other: int) -> _Reason | None:
     """The loop's own code, which no DataLoader is behind: batches made by hand, logging, metrics."""
     between = [row for row in case.run.ops if row.phase == "other"]
-    if any(row.name.startswith(ops.COLLECTIVES) for row in between):
-        return None  # what Python waits for other ranks has no row: it cannot be told from what Python does
+    with_others = sum(row.self_ns for row in between if row.name.startswith((*ops.COLLECTIVES, ops.WAITS)))
+    if with_others and case.on_cuda:
+        return None  # what Python waits for other ranks has no row there: it cannot be told from what Python does
     torch_ns = sum(row.self_ns for row in between if row.name.startswith(ops.ATEN))
-    python = other - torch_ns
+    python = other - torch_ns - with_others
     if not _is_much(case, python):
         return None
     line, told = _line(case, loading=False)

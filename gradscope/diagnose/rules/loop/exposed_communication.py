@@ -9,11 +9,11 @@ Pattern: collectives, what FSDP does for them, and waits for other ranks take mo
 millisecond of one that is not profiled. With tensors on a GPU only the time of collectives' kernels counts in which no
 other kernel runs; where it is not known, nothing is said. What takes most of that time decides what is advised:
 gathering parameters, reducing their gradients, sharded or not, sending buffers, or exchanging results of split layers.
+What nobody of DDP, FSDP and tensor parallel is known to have begun is the program's own.
 
 Evidence: that time, its share, and how much of it each of these takes. The layers are those with a tenth of it or
-more. Where gradients of DDP could be sent earlier, the rule ``late-bucket`` says so instead. Estimate: none; at most
-all of what takes most. One rank's report does not tell a transfer from the wait for a rank that works longer:
-``gradscope merge`` does.
+more. Where gradients of DDP could be sent earlier, the rule ``late-bucket`` says so instead. Estimate: none.
+One rank's report does not tell a transfer from the wait for a rank that works longer: ``gradscope merge`` does.
 
 Source: S. Li et al., PyTorch Distributed: Experiences on Accelerating Data Parallel Training (VLDB 2020), section 3.2;
 Y. Zhao et al., PyTorch FSDP (VLDB 2023), section 3.3; torch.distributed.fsdp.fully_shard, on ``reshard_after_forward``
@@ -29,7 +29,7 @@ from dataclasses import dataclass
 
 from gradscope import ops
 from gradscope.diagnose.case import Case, Rule
-from gradscope.diagnose.findings import at_most, make_finding, of_step
+from gradscope.diagnose.findings import make_finding, of_step
 from gradscope.diagnose.rules.loop import late_bucket
 from gradscope.diagnose.rules.loop.late_bucket import COMPARE_FIRST, is_much
 from gradscope.tables import Finding
@@ -46,6 +46,7 @@ class _Kind:
     Attributes:
         does: as a part of the evidence.
         of_layers: whose it is, is known.
+        phases: of a layer, in which it has it.
     """
 
     does: str
@@ -53,6 +54,7 @@ class _Kind:
     advice: str
     code: str
     of_layers: bool = True
+    phases: tuple[str, ...] = ("forward", "backward")
 
 
 _GATHER_FORWARD = _Kind(
@@ -60,24 +62,27 @@ _GATHER_FORWARD = _Kind(
     message="Layers wait until their parameters are gathered",
     advice="gather the next layers' parameters while a layer computes.",
     code="layer.set_modules_to_forward_prefetch([next_layer])",
+    phases=("forward",),
 )
 _GATHER_BACKWARD = _Kind(
     does="gather parameters for backward",
     message="Backward waits until parameters are gathered a second time",
     advice="keep them from forward, where memory allows it.",
     code="fully_shard(layer, reshard_after_forward=False)",
+    phases=("backward",),
 )
 _SCATTER = _Kind(
     does="reduce sharded gradients",
     message="Backward waits until gradients are reduced between the ranks",
-    advice="reduce them once for several batches.",
-    code="model.set_requires_gradient_sync(False)  # before all but the last batch of those that are accumulated",
+    advice="reduce them once for several batches: before the last of those that are accumulated.",
+    code="model.set_requires_gradient_sync(is_last_batch)",
+    phases=("backward",),
 )
 _REDUCE = _Kind(
     does="reduce gradients",
     message="Backward waits until gradients are reduced between the ranks",
-    advice="reduce them once for several batches, or in bfloat16.",
-    code="with model.no_sync():  # for all but the last batch of those that are accumulated",
+    advice="reduce them once for several batches, but for the last of those that are accumulated, or in bfloat16.",
+    code="with model.no_sync():",
     of_layers=False,
 )
 _BUFFERS = _Kind(
@@ -94,12 +99,27 @@ _RESULTS = _Kind(
     code='init_device_mesh(device, (ranks // 2, 2), mesh_dim_names=("data", "model"))',
 )
 
+_STAGES = _Kind(
+    does="receive from another stage",
+    message="Stages of a pipeline wait for each other",
+    advice="give the stages equal work, or cut batches into more parts.",
+    code="Schedule1F1B(stage, n_microbatches=4 * stages)",
+    of_layers=False,
+)
+_OWN = _Kind(
+    does="wait for collectives of the program's own",
+    message="The step waits for collectives that the program begins itself",
+    advice="do them less often, or wait for them no sooner than where the result is needed.",
+    code="work = torch.distributed.all_reduce(tensor, async_op=True)",
+)
+
 # In names of operations, of FSDP's rows, and of the kernels of nccl and its like.
 _GATHERS = re.compile(r"all_?gather", re.IGNORECASE)
 _SCATTERS = re.compile(r"reduce_?scatter|FSDP::\w*reduce", re.IGNORECASE)
 _SENDS = re.compile(r"broadcast", re.IGNORECASE)
-_EXCHANGES = re.compile(r"wait_tensor|all_?to_?all|send|recv", re.IGNORECASE)
+_STAGE = re.compile(r"\bsend|recv|SendRecv", re.IGNORECASE)
 _REDUCES = re.compile(r"all_?reduce|" + re.escape(ops.WAIT), re.IGNORECASE)
+_GENERIC = re.compile(r"ncclDevKernel_Generic", re.IGNORECASE)  # any collective: the operation tells which
 
 
 def find(case: Case) -> Iterator[Finding]:
@@ -109,15 +129,15 @@ def find(case: Case) -> Iterator[Finding]:
     kinds = _on_host(case) if device is None else _on_device(case)
     if not any(kinds.values()) or not is_much(spent, case):
         return
-    kind, most = max(kinds.items(), key=lambda item: item[1])
+    kind = max(kinds, key=lambda one: kinds[one])
     if kind is _REDUCE and any(late_bucket.find(case)):
         return  # it says the same, and why
     yield make_finding(
         RULE.name,
         case,
-        at_most(min(most, spent)),
+        None,
         severity="warning",
-        layers=_layers(case) if kind.of_layers else (),
+        layers=_layers(case, kind) if kind.of_layers else (),
         line=None,
         message=kind.message,
         evidence=f"{of_step(spent, case)} in which this rank does nothing else, of it {_parts(kinds)}",
@@ -130,58 +150,92 @@ def find(case: Case) -> Iterator[Finding]:
 def _on_host(case: Case) -> Counter[_Kind]:
     """What each kind takes of the threads that train."""
     found: Counter[_Kind] = Counter()
-    reduces = _what_is_reduced(case)
+    kinds = _Kinds.of(case)
     for row in case.run.ops:
-        mine = row.phase == "communication" or (
-            row.phase == "forward" and row.name.startswith((*ops.COLLECTIVES, ops.SHARDING))
-        )
-        kind = _kind_of(row.name, row.phase, reduces) if mine else None
-        if kind is not None:
-            found[kind] += row.self_ns
+        if row.name.startswith((*ops.COLLECTIVES, ops.SHARDING, ops.WAITS)):
+            found[kinds.of_row(row.name, row.phase)] += row.self_ns
     return found
 
 
 def _on_device(case: Case) -> Counter[_Kind]:
     """What of each kind no other kernel runs beside."""
     found: Counter[_Kind] = Counter()
-    reduces = _what_is_reduced(case)
+    kinds = _Kinds.of(case)
     for row in case.run.kernels:
-        mine = ops.COLLECTIVE_KERNEL.search(row.name) is not None
-        kind = _kind_of(row.name, row.phase, reduces) if mine else None
-        if kind is not None and row.busy_ns:
-            found[kind] += row.busy_ns
+        if row.busy_ns and ops.COLLECTIVE_KERNEL.search(row.name):
+            name = row.op if row.op and _GENERIC.search(row.name) else row.name
+            found[kinds.of_row(name, row.phase)] += row.busy_ns
     return found
 
 
-def _what_is_reduced(case: Case) -> _Kind:
-    """What an all-reduce is for, and a wait behind the last node: they look alike in all ways to train."""
-    names = [row.name for row in case.run.ops]
-    if any(name.startswith(ops.SPLIT_LAYERS) for name in names):
-        return _RESULTS
-    return _SCATTER if any(name.startswith(ops.SHARDING) for name in names) else _REDUCE
+@dataclass(frozen=True, slots=True)
+class _Kinds:
+    """What a collective is for: an all-gather looks alike in FSDP, in tensor parallel and in a program's own code.
 
+    Attributes:
+        sharded: FSDP has rows.
+        replicated: DDP has.
+        split: layers lie on a mesh, and DTensor's collectives run.
+    """
 
-def _kind_of(name: str, phase: str, reduces: _Kind) -> _Kind | None:
-    if _GATHERS.search(name):
-        return _GATHER_FORWARD if phase == "forward" else _GATHER_BACKWARD
-    if _SCATTERS.search(name):
-        return _SCATTER
-    if _SENDS.search(name):
-        return _BUFFERS
-    if _EXCHANGES.search(name):
-        return _RESULTS
-    if _REDUCES.search(name):
-        return reduces
-    return None
+    sharded: bool
+    replicated: bool
+    split: bool
+
+    @classmethod
+    def of(cls, case: Case) -> _Kinds:
+        names = [row.name for row in case.run.ops]
+        sharded = any(name.startswith(ops.SHARDING) for name in names)
+        mesh = str(case.run.environment.get("mesh", ""))
+        return cls(
+            sharded=sharded,
+            replicated=bool(case.run.buckets)
+            or any(row.class_name == "DistributedDataParallel" for row in case.run.layers)
+            or any("reducer::" in name for name in names),
+            # Of FSDP alone there is one dimension, over which no layer is split. A trace does not tell the mesh.
+            split=any(row.name.startswith(ops.SPLIT_LAYERS) and row.layer is not None for row in case.run.ops)
+            if case.run.workload.mode == "trace"
+            else bool(mesh)
+            and any(name.startswith(ops.SPLIT_LAYERS) for name in names)
+            and (not sharded or " x " in mesh or "," in mesh),
+        )
+
+    def of_row(self, name: str, phase: str) -> _Kind:
+        """What this operation or kernel is for."""
+        if name.startswith(ops.SHARDING) or phase in ("forward", "communication"):
+            if _STAGE.search(name):
+                return _STAGES
+            if _GATHERS.search(name) and self.sharded:
+                return _GATHER_FORWARD if phase == "forward" else _GATHER_BACKWARD
+            if self._reduces(name, phase):
+                return _SCATTER if self.sharded else _REDUCE
+            if _SENDS.search(name) and self.replicated and phase == "forward":
+                return _BUFFERS
+            if self.split:
+                return _RESULTS
+        return _STAGES if _STAGE.search(name) else _OWN
+
+    def _reduces(self, name: str, phase: str) -> bool:
+        """Check that it reduces gradients, or is a part of that: FSDP's own copies are."""
+        if self.sharded and (_SCATTERS.search(name) or name.startswith(ops.SHARDING)):
+            return True
+        if phase != "communication" or not (self.sharded or self.replicated):
+            return False
+        of_dtensor = self.split and name.startswith(ops.SPLIT_LAYERS)
+        return not of_dtensor and not _SENDS.search(name)
 
 
 def _parts(kinds: Counter[_Kind]) -> str:
     return ", ".join(f"{time_text(ns)} to {kind.does}" for kind, ns in kinds.most_common() if ns > 0)
 
 
-def _layers(case: Case) -> list[str]:
-    """Paths of those that communicate most, the most first."""
-    spent = {row.path: row.communication_ns + row.forward_communication_ns for row in case.run.layers}
+def _layers(case: Case, kind: _Kind) -> list[str]:
+    """Paths of those that communicate most in the phases of this kind, the most first."""
+    spent = {
+        row.path: row.communication_ns * ("backward" in kind.phases)
+        + row.forward_communication_ns * ("forward" in kind.phases)
+        for row in case.run.layers
+    }
     least = _LAYER * sum(spent.values())
     return sorted((path for path, ns in spent.items() if ns > 0 and ns >= least), key=lambda path: -spent[path])
 

@@ -11,8 +11,8 @@ in which gradients first came, or with ``find_unused_parameters=True`` the one i
 reversed. Which of both holds more bytes back decides what is advised.
 
 Evidence: what is waited, and of the bucket that lies longest its size, when it was complete and when it was sent.
-Estimate: at most what is waited, and at most as long as gradients lie. One rank's report does not tell a transfer from
-the wait for a rank that works longer.
+Estimate: none. One rank's report does not tell a transfer from the wait for a rank that works longer:
+``gradscope merge`` does.
 
 Source: S. Li et al., PyTorch Distributed: Experiences on Accelerating Data Parallel Training (VLDB 2020), sections
 3.2.2 and 3.2.3; torch/csrc/distributed/c10d/reducer.cpp.
@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from gradscope.diagnose.case import Case, Rule, share
-from gradscope.diagnose.findings import at_most, make_finding, of_step
+from gradscope.diagnose.findings import make_finding, of_step
 from gradscope.tables import BucketRow, Finding
 from gradscope.units import ns as time_text
 from gradscope.units import percent, size
@@ -139,7 +139,7 @@ def _finding(
     return make_finding(
         RULE.name,
         case,
-        at_most(min(spent, sum(row.begun_at_ns - row.first_at_ns for row in rows))),
+        None,
         severity="warning",
         layers=layers,
         line=None,
