@@ -69,6 +69,8 @@ def find_gaps(table: EventTable) -> list[Gap]:
     done = done_elsewhere(table)
     done = done[np.argsort(table.end_ns[done], kind="stable")]
     receives = received(table)
+    if not len(done) and not len(receives):
+        return []
     computes = np.array([name.startswith(ops.ATEN) for name in table.names], bool)[table.name]
     communicates = np.isin(table.kind, (RowKind.COMMUNICATION, RowKind.SHARDING))
     found: dict[tuple[int, int], Gap] = {}
@@ -83,13 +85,12 @@ def find_gaps(table: EventTable) -> list[Gap]:
 
 def _behind(table: EventTable, rows: IntColumn, receives: IntColumn) -> Iterator[Gap]:
     """The gap directly behind each of these rows."""
-    for place in np.flatnonzero(np.isin(rows, receives)).tolist():
-        receive = int(rows[place])
+    starts = table.start_ns[rows]
+    for receive in rows[np.isin(rows, receives)].tolist():
         begin, above = int(table.end_ns[receive]), int(table.parent[receive])
         ends = [int(table.end_ns[above])] if above >= 0 else []
-        behind = rows[place + 1 :]
-        behind = behind[table.start_ns[behind] >= begin]  # not what runs inside of it
-        ends += [int(table.start_ns[behind[0]])] if len(behind) else []
+        place = int(np.searchsorted(starts, begin))  # behind what runs inside of it
+        ends += [int(starts[place])] if place < len(rows) else []
         if ends and min(ends) - begin >= _LEAST_NS:
             yield Gap(above, receive, begin, min(ends) - begin)
 
