@@ -14,7 +14,7 @@ from gradscope.errors import RunFileError, UsageError
 from gradscope.ranks import Merged, merge, ranks_document
 from gradscope.ranks.merged import Straggler
 from gradscope.report.runfile import to_json
-from gradscope.tables import RunData
+from gradscope.tables import RunData, TakenStep
 from tests.cli_fixtures import Runner, run_fixture  # noqa: F401 (used by its name)
 from tests.diff_fixtures import MS, run
 from tests.report_fixtures import CPU
@@ -112,6 +112,16 @@ def test_other_models_meshes_and_devices_are_noted(written: Any) -> None:
     other = replace(other, environment=environment, workload=replace(other.workload, parameters=7))
     notes = " ".join(merge(written(rank(0, FAST, 5), other)).notes)
     assert all(f"different {what}" in notes for what in ("parameters", "device meshes", "devices"))
+
+
+def test_means_of_different_steps_are_noted(written: Any) -> None:
+    one, other = rank(0, FAST, 5), rank(1, FAST, 5)
+    taken = (TakenStep(MS, left_out=False), TakenStep(MS, left_out=True), TakenStep(MS, left_out=False))
+    other = replace(other, step=replace(other.step, taken=taken))
+    one = replace(one, step=replace(one.step, taken=taken[::-1]))
+    assert not any("left out" in note for note in merge(written(one, other)).notes)
+    one = replace(one, step=replace(one.step, taken=taken[::2]))
+    assert any("left out different steps" in note for note in merge(written(one, other)).notes)
 
 
 @pytest.mark.parametrize(("number", "size"), [(5, 2), (-1, 2), (2, 2), (0, 10**12), (True, 2)])
