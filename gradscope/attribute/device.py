@@ -30,24 +30,26 @@ class DeviceTime:
     duration_ns: IntColumn  # of each kernel, overlaps counted in each
     communicates: BoolColumn  # whether each is a collective between ranks
     exposed_ns: IntColumn  # of each collective: in which its device did nothing else; 0 of others
-    covered: Stretches  # of time, in which the device works
+    covered: Stretches  # of time, in which what has a launcher runs: the CPU's clock stands still
+    works: Stretches  # of time, in which anything runs, also kernels of unknown launch
 
     def idle_ns(self, steps: Steps) -> IntColumn:
         """How long the device did nothing while the host was in each step."""
-        return steps.wall_ns - (self.covered.until(steps.end_ns) - self.covered.until(steps.start_ns))
+        return steps.wall_ns - (self.works.until(steps.end_ns) - self.works.until(steps.start_ns))
 
     def steps_ns(self, steps: Steps) -> IntColumn:
-        """How much of the time belongs to each step: what the device idled in it, and what the step's kernels took.
+        """How much of the time belongs to each step: what the host did meanwhile, and what the step's kernels took.
 
-        Where each step waits for the device that is its wall time. Where the host runs ahead, its steps are short and
-        the kernels run later: this is what they take of the timeline, which they share without overlap.
+        The host's part is what the device idled in the step, or ran of unknown launch. Where each step waits for the
+        device the sum is its wall time. Where the host runs ahead, its steps are short and the kernels run later: this
+        is what they take of the timeline, which they share without overlap.
         """
-        idle = self.idle_ns(steps)
+        found = steps.wall_ns - (self.covered.until(steps.end_ns) - self.covered.until(steps.start_ns))
         known = self.row >= 0
         number = steps.of_row[self.row[known]]
         inside = number >= 0
-        np.add.at(idle, number[inside], self.busy_ns[known][inside])
-        return idle
+        np.add.at(found, number[inside], self.busy_ns[known][inside])
+        return found
 
 
 def read_device(table: EventTable, kernels: KernelTable) -> DeviceTime:
@@ -57,17 +59,16 @@ def read_device(table: EventTable, kernels: KernelTable) -> DeviceTime:
     else to communication: a collective or a prefetch that overlaps compute costs nothing, and the part of it that is
     left is exposed. Among equals of one device it belongs to the one that started first; several devices share it. The
     time of a kernel that nobody is known to have launched stays with the CPU, as if the device had idled; of one
-    launched before the trace it is gone.
+    launched before the trace it is gone. The device works in both, and both hide communication: neither counts as idle.
     """
     row, start = kernels.row, kernels.start_ns
     end = np.where((row >= 0) | (row == BEFORE_THE_TRACE), kernels.end_ns, start)
     kind = kinds_of(kernels.names)[kernels.name]
     busy, covered = _busy(start, end, kind, kernels.device)
     exposed = np.zeros(len(row), np.int64)
-    devices = np.unique(kernels.device)
-    for one in devices:  # compute of another device hides nothing
+    for one in np.unique(kernels.device):  # compute of another device hides nothing
         mine = np.flatnonzero(kernels.device == one)
-        alone = busy[mine] if len(devices) == 1 else _busy(start[mine], end[mine], kind[mine], kernels.device[mine])[0]
+        alone, _ = _busy(start[mine], kernels.end_ns[mine], kind[mine], kernels.device[mine])
         exposed[mine] = np.where(kind[mine] == _COMMUNICATION, alone, 0)
     return DeviceTime(
         table.start_ns - covered.until(table.start_ns),
@@ -78,6 +79,7 @@ def read_device(table: EventTable, kernels: KernelTable) -> DeviceTime:
         kind == _COMMUNICATION,
         exposed,
         covered,
+        Stretches.union(start, kernels.end_ns),
     )
 
 

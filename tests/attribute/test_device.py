@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
 from gradscope.attribute.device import kinds_of, read_device
-from gradscope.attribute.rows import self_times
+from gradscope.attribute.rows import Steps, self_times
 from gradscope.tables import EventTable, KernelTable, RowKind
 
 
@@ -66,6 +68,17 @@ def test_a_kernel_nobody_is_known_to_have_launched_leaves_its_time_with_the_cpu(
     device = read_device(table, _kernels([(10, 20, -1)]))
     assert (device.row.tolist(), device.busy_ns.tolist()) == ([-1], [0])
     assert self_times(table, device.start_ns, device.end_ns).tolist() == [100]
+
+
+def test_a_device_that_runs_what_nobody_is_known_to_have_launched_is_not_idle() -> None:
+    """It hides a collective as other kernels do; of the wall its time stays with the CPU."""
+    table = _table([(0, 100, -1), (0, 5, 0)])
+    device = read_device(table, _kernels([(10, 60, 1, ALL_REDUCE), (20, 40, -1, GEMM), (70, 80, -1, GEMM)]))
+    steps = Steps(np.array([0]), np.array([100]), np.zeros(2, np.int64))
+    assert device.idle_ns(steps).tolist() == [100 - 50 - 10]
+    assert device.exposed_ns.tolist() == [50 - 20, 0, 0]
+    assert device.busy_ns.tolist() == [50, 0, 0] and device.steps_ns(steps).tolist() == [100]
+    assert self_times(table, device.start_ns, device.end_ns).tolist() == [45, 5]
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -135,19 +148,27 @@ def test_every_nanosecond_has_the_owner_that_a_walk_finds(seed: int) -> None:
         ]
     )
     device = read_device(table, kernels)
-    owned, exposed = np.zeros(len(starts)), np.zeros(len(starts), np.int64)
-    for moment in range(400):
-        runs = (kernels.row >= 0) & (kernels.start_ns <= moment) & (kernels.end_ns > moment)
-        if not runs.any():
-            continue
-        first = {
+    owned, exposed, idle = np.zeros(len(starts)), np.zeros(len(starts), np.int64), 0
+
+    def first_of_each(runs: np.ndarray[Any, np.dtype[np.bool_]]) -> dict[int, int]:
+        """Of each device the kernel that a moment belongs to, of those that run."""
+        return {
             one: min(
-                np.flatnonzero(runs & (kernels.device == one)), key=lambda k: (kernels.name[k], kernels.start_ns[k])
+                np.flatnonzero(runs & (kernels.device == one)).tolist(),
+                key=lambda k: (kernels.name[k], kernels.start_ns[k]),
             )
-            for one in np.unique(kernels.device[runs])
+            for one in np.unique(kernels.device[runs]).tolist()
         }
-        for kernel in first.values():
+
+    for moment in range(400):
+        runs = (kernels.start_ns <= moment) & (kernels.end_ns > moment)
+        idle += moment < 300 and not runs.any()
+        # Whoever launched it, the device works.
+        for kernel in first_of_each(runs).values():
             exposed[kernel] += kernels.name[kernel] == ALL_REDUCE
+        first = first_of_each(runs & (kernels.row >= 0))
+        if not first:
+            continue
         best = min(kernels.name[kernel] for kernel in first.values())
         sharing = [kernel for kernel in first.values() if kernels.name[kernel] == best]
         owned[sharing] += 1 / len(sharing)
@@ -162,6 +183,10 @@ def test_every_nanosecond_has_the_owner_that_a_walk_finds(seed: int) -> None:
         for moment in range(300)
     )
     assert own.sum() == 300 - inside
+    # The whole table is one step of 300: what the host did in it, and what its kernels took.
+    steps = Steps(np.array([0]), np.array([300]), np.zeros(len(table), np.int64))
+    assert device.idle_ns(steps).tolist() == [idle]
+    assert device.steps_ns(steps).tolist() == [own.sum() + device.busy_ns.sum()]
 
 
 @pytest.mark.parametrize(
