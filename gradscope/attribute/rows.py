@@ -381,7 +381,8 @@ def find_steps(skeleton: Skeleton, skip: int, *, at_markers: bool = False, left_
     markers = np.flatnonzero(table.kind == RowKind.STEP)
     markers = markers[np.argsort(table.argument[markers])]
     inside = nearest(table, markers, (RowKind.OPTIMIZER,))
-    inside = np.full(len(markers), -1) if at_markers else inside
+    begun = table.start_ns[inside] < table.start_ns[markers]  # one that begins with the marker is of the next step
+    inside = np.full(len(markers), -1) if at_markers else np.where(begun, inside, -1)
     bounds = np.where(inside >= 0, table.end_ns[inside], table.start_ns[markers])
     kept = np.array([number for number in range(skip, len(bounds) - 1) if number not in left_out], np.int64)
     place = np.full(max(len(bounds), 1), -1, np.int64)  # of each step among those that are kept

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from gradscope import markers
 from gradscope.chrome.flops import flops_of
 from gradscope.errors import TraceFileError
 from gradscope.inputs import MOST_BYTES, NotJsonError, UnreadableError, parse_json, read_bytes
@@ -133,7 +134,18 @@ def read_exported(path: str | os.PathLike[str]) -> Exported:
         raise TraceFileError(
             f"{name} is not a trace of torch.profiler: it has no events with a name, a start and a duration.\n{_EXPORT}"
         )
+    _check_span(found)
     return found
+
+
+def _check_span(found: Exported) -> None:
+    """Refuse times that are too far apart for nanoseconds of 64 bits."""
+    starts = [np.frombuffer(column, np.float64) for column in (found.host.start, found.device.start) if len(column)]
+    if starts and max(each.max() for each in starts) - min(each.min() for each in starts) > _LONGEST_SPAN_US:
+        raise TraceFileError(
+            f"{found.name} has events that are more than 60 years apart: the times of some are broken.\n"
+            "Export the trace again, or remove the events whose ts is far from that of the others."
+        )
 
 
 def _text(path: str | os.PathLike[str], name: str) -> str:
@@ -141,7 +153,7 @@ def _text(path: str | os.PathLike[str], name: str) -> str:
         data = read_bytes(path, pipes=True)
         if data[:2] == _GZIP:
             data = _unpacked(data)
-        return data.decode("utf-8", errors="replace")  # names of kernels of other compilers
+        return data.decode("utf-8-sig", errors="replace")  # names of kernels of other compilers
     except UnreadableError as error:
         reason = "no such file" if error.missing else f"cannot be read: {error}"
         raise TraceFileError(f"{name}{':' if error.missing else ''} {reason}.\n{_EXPORT}") from error
@@ -216,13 +228,13 @@ class _Reader:
         return self._python if category in _PYTHON else None
 
     def _op(self, event: dict[str, Any]) -> None:
-        self._host(HOST, event, event["name"])
+        self._host(HOST, event, str(event["name"]))
 
     def _annotation(self, event: dict[str, Any]) -> None:
-        self._host(ANNOTATION, event, event["name"])
+        self._host(ANNOTATION, event, str(event["name"]))
 
     def _runtime(self, event: dict[str, Any]) -> None:
-        self._host(RUNTIME, event, event["name"])
+        self._host(RUNTIME, event, str(event["name"]))
 
     def _python(self, event: dict[str, Any]) -> None:
         name = event["name"]
@@ -243,8 +255,11 @@ class _Reader:
         correlation = _whole(arguments.get("correlation", -1)) if kind == RUNTIME else -1
         dims = arguments.get("Input Dims", arguments.get("Input dims")) if kind == HOST else None
         shape = _shape_text(dims)
+        counts = kind == HOST and shape != ""
+        flops = flops_of(name, dims, arguments.get("Concrete Inputs")) if counts else 0
+        # Nothing below raises: an event is in all columns, or in none.
         found.kind.append(kind)
-        found.name.append(self.found.names[str(name)])
+        found.name.append(self.found.names[_not_a_marker(name)])
         found.thread.append(thread)
         found.start.append(start)
         found.duration.append(duration)
@@ -253,8 +268,7 @@ class _Reader:
         found.external.append(external)
         found.correlation.append(correlation)
         self.found.shapes.append(self.found.shape_texts[shape] if shape else -1)
-        counts = kind == HOST and shape != ""
-        self.found.flops.append(flops_of(name, dims, arguments.get("Concrete Inputs")) if counts else 0)
+        self.found.flops.append(flops)
 
     def _device(self, event: dict[str, Any]) -> None:
         found, arguments = self.found.device, _arguments(event)
@@ -283,6 +297,13 @@ class _Reader:
         return threads.setdefault((str(event.get("pid")), str(event.get("tid"))), len(threads) + 1)
 
 
+def _not_a_marker(name: str) -> str:
+    """The name of a row of the file; one that is named as gradscope's own markers are loses the colon."""
+    if not name.startswith(markers.PREFIX):
+        return name
+    return f"{markers.PREFIX.removesuffix(':')} {name.removeprefix(markers.PREFIX)}"
+
+
 def _arguments(event: dict[str, Any]) -> Mapping[str, Any]:
     found = event.get("args")
     return found if isinstance(found, dict) else {}
@@ -294,6 +315,7 @@ def _external(arguments: Mapping[str, Any]) -> int:
 
 _MOST_THREADS = 1 << 30
 _LATEST_US, _LONGEST_US = 4e15, 1e12  # the year 2096, and eleven days: what is beyond is no time of a trace's
+_LONGEST_SPAN_US = 2e15  # from the first event to the last; rows are nested by twice the nanoseconds
 
 
 def _times(event: dict[str, Any]) -> tuple[float, float]:

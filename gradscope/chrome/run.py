@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 import gradscope
+from gradscope import units
 from gradscope.attribute.align_steps import Assigned, assign
 from gradscope.attribute.result import Attribution, build_result
 from gradscope.attribute.rows import BACKWARD_CATEGORIES, Category, read_skeleton
@@ -68,6 +69,7 @@ def _attributed(tables: Recorded, names: LayerNames) -> tuple[Assigned, Attribut
         tables.table, replace(tables.calls, label=label), names.parents, paths=[info.path for info in names.infos]
     )
     assigned = assign(skeleton, 0, None, None, tables.left_out)
+    assert len(assigned.steps) == len(tables.steps.numbers), "a mark of a step is lost"
     result = build_result(
         assigned,
         names.infos,
@@ -141,16 +143,31 @@ def _notes(found: Exported, tables: Recorded, result: Attribution) -> list[str]:
     if tables.passes_guessed:
         notes.append(
             "the trace has no rows of Python: a backward pass is taken to last from its first evaluated node to "
-            "its last"
+            "its last; forward is what its operations took, and Python between them, with what waits in it for "
+            "collectives, counts as between the phases"
         )
     if not tables.steps.how:
         notes.append("the trace marks no steps: all of it is taken for one. prof.step() after each step marks them")
     elif tables.steps.how == "Optimizer.step":
         notes.append("steps are cut where an optimizer's step ends; prof.step() after each step marks them")
+        if early := _before_steps_ns(tables):
+            notes.append(
+                f"{units.ns(early)} of kernels were launched before the first of these ends and are in no step: see "
+                "--show device"
+            )
     device = result.device
     if device is not None and device.before_ns:
         notes.append("kernels that were launched before the trace began are in no layer: see --show device")
     return [*notes, *result.notes]
+
+
+def _before_steps_ns(tables: Recorded) -> int:
+    """Durations of the kernels that were launched in the trace before its first step began."""
+    kernels, bounds = tables.table.kernels, tables.steps
+    if kernels is None or bounds.numbers[0] > 0:  # what --steps leaves out is no news
+        return 0
+    early = (kernels.row >= 0) & (tables.table.start_ns[np.maximum(kernels.row, 0)] < bounds.start_ns[0])
+    return int((kernels.end_ns - kernels.start_ns)[early].sum())
 
 
 _DEVICE_TYPES = (("cuda", "cuda"), ("roctracer", "cuda"), ("hip", "cuda"), ("mtia", "mtia"), ("xpu", "xpu"))
@@ -193,7 +210,7 @@ def _diagnosed(run: RunData, ignore: tuple[str, ...]) -> RunData:
     return replace(run, findings=tuple(findings), rules=looked, notes=(*run.notes, *failed))
 
 
-_RANGE = re.compile(r"(\d+)(?:-(\d+))?")
+_RANGE = re.compile(r"(\d+)(?:-(\d+))?", re.ASCII)
 
 
 def steps_of(text: str) -> tuple[int, int]:

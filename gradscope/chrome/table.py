@@ -217,23 +217,37 @@ def _instead(host: _Host) -> str:
 
 
 def _steps(host: _Host, wanted: tuple[int, int] | None) -> StepBounds:
-    found = _profiler_steps(host) or _optimizer_steps(host)
-    if found is None:
-        found = StepBounds((0,), (int(host.start.min()),), (int(host.end.max()) + 1,), "")
-    if wanted is None:
-        # A step in which nothing ran backward is the one before the window, or behind it.
-        chosen = [i for i in range(len(found.numbers)) if _has_backward(host, found, i)] or [0]
-    else:
-        chosen = [i for i, number in enumerate(found.numbers) if wanted[0] <= number <= wanted[1]]
-        if not chosen:
-            first, last = found.numbers[0], found.numbers[-1]
-            has = f"step {first} alone" if first == last else f"steps {first} to {last}"
-            raise TraceFileError(f"{host.found.name} has {has}: --steps {wanted[0]}-{wanted[1]} leaves none.")
+    """The steps that count: of those that are asked for, the ones in which something ran backward."""
+    found = _profiler_steps(host) or _optimizer_steps(host) or _whole(host)
+    asked = [i for i, number in enumerate(found.numbers) if wanted is None or wanted[0] <= number <= wanted[1]]
+    chosen = [i for i in asked if _has_backward(host, found, i)]
+    if not chosen and found.how == "Optimizer.step" and wanted is None:
+        return _whole(host)  # the pass lies behind the last step of the optimizer
+    if not chosen:
+        raise TraceFileError(_no_step(host.found.name, found.numbers, wanted, some=bool(asked)))
     return StepBounds(
         tuple(found.numbers[i] for i in chosen),
         tuple(found.start_ns[i] for i in chosen),
         tuple(found.end_ns[i] for i in chosen),
         found.how,
+    )
+
+
+def _whole(host: _Host) -> StepBounds:
+    return StepBounds((0,), (int(host.start.min()),), (int(host.end.max()) + 1,), "")
+
+
+def _no_step(name: str, numbers: Sequence[int], wanted: tuple[int, int] | None, *, some: bool) -> str:
+    """Why no step is left; ``some``: there are steps of these numbers."""
+    first, last = numbers[0], numbers[-1]
+    has = f"step {first} alone" if first == last else f"steps {first} to {last}"
+    if wanted is None:
+        return f"{name} has {has}, and no backward pass in it.\nCall prof.step() behind each step's backward pass."
+    if not some:
+        return f"{name} has {has}: --steps {wanted[0]}-{wanted[1]} leaves none."
+    return (
+        f"{name} has no backward pass in --steps {wanted[0]}-{wanted[1]}: a step without one does not count.\n"
+        f"It has {has}: give others, or leave out --steps."
     )
 
 

@@ -98,6 +98,7 @@ def test_without_python_time_is_known_by_phase_and_operation(tmp_path: Path) -> 
     assert device_parts(report) == expected
     notes = " ".join(report.data.notes)
     assert "with_stack=True, record_shapes=True" in notes and "first evaluated node" in notes
+    assert "Python between them, with what waits in it for collectives, counts as between the phases" in notes
     ops = {(row.name, row.phase): row.shape for row in report.data.ops}
     assert ops["aten::linear", "forward"] == "[8, 64] [64, 64]"
     assert ("AddmmBackward0", "backward") in ops
@@ -211,6 +212,69 @@ def test_without_numbers_a_step_ends_where_its_optimizer_has_stepped(tmp_path: P
     assert report.data.step.wall_ns == STEP_US * US
     assert read(two_layers(1, marked=False), tmp_path).data.workload.steps == 1
     assert any("optimizer's step ends" in note for note in report.data.notes)
+
+
+@pytest.mark.parametrize("name", ["aten::randn", "Optimizer.zero_grad#SGD.zero_grad", "Optimizer.step#SGD.step"])
+@pytest.mark.parametrize("marked", [True, False])
+def test_what_begins_as_a_step_ends_moves_no_step(tmp_path: Path, marked: bool, name: str) -> None:
+    """Files of whole microseconds have many such moments, and the first row of a trace is at its very beginning."""
+    made = two_layers(4, marked=marked)
+    for step in range(4):
+        at = step * STEP_US + (STEP_US if marked else 800)
+        if name.startswith("aten"):
+            made.op(name, at, at + 5)
+        elif marked or "zero_grad" in name:
+            made.annotation(name, at, at + 5)
+    report = read(made, tmp_path)
+    assert report.data.workload.steps == (4 if marked else 3)
+    assert [one.ns for one in report.data.step.taken] == [STEP_US * US] * report.data.workload.steps
+    assert report.data.ledger == read(two_layers(4, marked=marked), tmp_path).data.ledger
+
+
+@pytest.mark.parametrize("python", [True, False])
+def test_a_trace_that_begins_with_an_operation_below_autograd_has_its_step(tmp_path: Path, python: bool) -> None:
+    """As of ``profile(with_stack=True)`` around ``x = torch.randn(...)`` and one step."""
+    made = two_layers(1, marked=False, python=python)
+    made.op("aten::randn", -5, 5)
+    report = read(made, tmp_path)
+    assert report.data.workload.steps == 1
+    assert report.data.step.wall_ns == 805 * US and report.data.step.forward_ns > 0
+
+
+def test_a_pass_behind_the_last_step_of_the_optimizer_is_in_the_whole_trace(tmp_path: Path) -> None:
+    made = two_layers(1, marked=False)
+    made.annotation("Optimizer.step#SGD.step", -50, -10)
+    made.events = [
+        event for event in made.events if not (event["name"] == "Optimizer.step#SGD.step" and event["ts"] > 0)
+    ]
+    report = read(made, tmp_path)
+    assert report.data.workload.steps == 1 and report.data.step.backward_ns == 400 * US
+    assert any("all of it is taken for one" in note for note in report.data.notes)
+
+
+def test_kernels_of_before_the_first_step_are_told(tmp_path: Path) -> None:
+    notes = " ".join(read(two_layers(3, marked=False), tmp_path).data.notes)
+    assert "380 µs of kernels were launched before the first of these ends and are in no step" in notes
+    for made, steps in (
+        (two_layers(3), None),
+        (two_layers(1, marked=False), None),
+        (two_layers(3, marked=False), (1, 1)),
+    ):
+        assert "are in no step" not in " ".join(read(made, tmp_path, steps=steps).data.notes)
+
+
+def test_kernels_of_unknown_launch_are_work_of_the_device(tmp_path: Path) -> None:
+    """They are no idle time, and hide the collective: 570 to 600 of it is beside one. The wall is as it was."""
+    made = two_layers()
+    for step in range(2):
+        for start, end in ((570, 600), (602, 742)):
+            made.kernel(step * STEP_US + start, step * STEP_US + end, correlation=100_000)
+    data, plain = read(made, tmp_path).data, read(two_layers(), tmp_path).data
+    assert data.device is not None and plain.device is not None
+    assert data.device.unknown_ns == 170 * US
+    assert data.device.idle_ns == plain.device.idle_ns - 140 * US
+    assert data.device.exposed_ns == plain.device.exposed_ns - 30 * US
+    assert data.step == plain.step and data.ledger == plain.ledger
 
 
 def test_of_several_optimizers_the_one_that_steps_least_ends_a_step(tmp_path: Path) -> None:

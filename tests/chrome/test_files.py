@@ -67,7 +67,34 @@ def test_steps_that_are_not_there(tmp_path: Path) -> None:
         read_trace(path, steps=(7, 9))
 
 
-@pytest.mark.parametrize("text", ["", "a", "3-", "-3", "3-2", "1.5", "3-4-5", "9" * 40])
+def _with_validation() -> Made:
+    """Four steps, 4 to 7, of which 5 runs forward alone."""
+    made = two_layers(4)
+    made.events = [event for event in made.events if not 1300 <= event["ts"] < 2000]
+    return made
+
+
+@pytest.mark.parametrize(("steps", "wanted"), [(None, 3), ((4, 7), 3), ((5, 6), 1)])
+def test_a_step_without_a_backward_pass_does_not_count(
+    tmp_path: Path, steps: tuple[int, int] | None, wanted: int
+) -> None:
+    """Also where it is asked for."""
+    data = read_trace(_with_validation().save(tmp_path / "trace.json"), steps=steps).data
+    assert data.workload.steps == wanted
+    assert data.step.forward_ns == 220_000 and data.step.backward_ns == 400_000
+
+
+def test_steps_that_all_have_no_backward_pass_are_refused(tmp_path: Path) -> None:
+    path = _with_validation().save(tmp_path / "trace.json")
+    with pytest.raises(TraceFileError, match="no backward pass in --steps 5-5: a step without one does not count"):
+        read_trace(path, steps=(5, 5))
+    made = two_layers(1)
+    made.events[0]["dur"] = 100.0  # the step's mark ends before the pass
+    with pytest.raises(TraceFileError, match="has step 4 alone, and no backward pass in it"):
+        read_trace(made.save(tmp_path / "early.json"))
+
+
+@pytest.mark.parametrize("text", ["", "a", "3-", "-3", "3-2", "1.5", "3-4-5", "9" * 40, "\u0664", "3-\u0664"])
 def test_steps_are_a_number_or_two(text: str) -> None:
     with pytest.raises(UsageError, match="--steps"):
         steps_of(text)
@@ -152,6 +179,51 @@ def test_numbers_that_are_none_are_left_out(name: str, arguments: dict[str, int]
     made = two_layers()
     made.add("user_annotation" if "Step" in name else "cpu_op", name, 10, 20, MAIN, **arguments)
     assert read_trace(made.save(tmp_path / "odd.json")).data.workload.steps == 2
+
+
+@pytest.mark.parametrize("number", ["9999", "x", "9" * 23, "0", ""])
+@pytest.mark.parametrize("kind", ["call", "step", "backward", "hook", "parameter", "recompute", "line", "own"])
+def test_a_row_that_is_named_as_a_marker_is_none(kind: str, number: str, tmp_path: Path) -> None:
+    """The user's own record_function, or a trace of a job that gradscope profiled: the report says the same."""
+    found = []
+    for name in (f"gradscope:{kind}:{number}", "mine"):
+        made = two_layers()
+        made.annotation(name, 205, 705)
+        found.append(read_trace(made.save(tmp_path / "trace.json")).data)
+    data, plain = found
+    assert (data.workload.steps, data.ledger, data.device) == (plain.workload.steps, plain.ledger, plain.device)
+    assert [row.backward_self_ns for row in data.layers] == [row.backward_self_ns for row in plain.layers]
+
+
+@pytest.mark.parametrize("name", [["x"], {"a": 1}, 5, None])
+def test_a_name_that_is_no_text_spoils_no_other_event(name: Any, tmp_path: Path) -> None:
+    """One with shapes was in some of the columns and not in others: all events behind it had another's values."""
+    made = two_layers()
+    odd = {"ph": "X", "cat": "cpu_op", "name": name, "pid": 7, "tid": 10, "ts": 35, "dur": 1}
+    made.events.insert(1, {**odd, "args": {"Input Dims": [[2, 2]], "Concrete Inputs": [""]}})
+    data = read_trace(made.save(tmp_path / "odd.json")).data
+    plain = read_trace(two_layers().save(tmp_path / "plain.json")).data
+    assert (data.ledger, data.device) == (plain.ledger, plain.device)
+    assert [row.flops for row in data.layers] == [row.flops for row in plain.layers]
+
+
+@pytest.mark.parametrize("far", [-4e15, 4e15])
+def test_times_that_are_decades_apart_are_refused(far: float, tmp_path: Path) -> None:
+    """They do not fit into nanoseconds of 64 bits."""
+    made = two_layers()
+    made.op("aten::x", far, far + 1)
+    with pytest.raises(TraceFileError, match="events that are more than 60 years apart") as raised:
+        read_trace(made.save(tmp_path / "far.json"))
+    assert str(raised.value).count("\n") == 1
+    made.events[-1]["ts"] = far / 4  # 32 years, as of an event whose clock was never set
+    assert read_trace(made.save(tmp_path / "near.json")).data.workload.steps == 2
+
+
+def test_a_mark_of_the_encoding_is_no_part_of_the_trace(tmp_path: Path) -> None:
+    """Windows puts a byte order mark before UTF-8."""
+    path = two_layers().save(tmp_path / "bom.json")
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    assert read_trace(path).data.workload.steps == 2
 
 
 def test_a_module_without_a_name_is_none(tmp_path: Path) -> None:
