@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gradscope.cli.deliver import Delivery, deliver
-from gradscope.cli.failure import say_loading, show_user_error
+from gradscope.cli.failure import say_error, say_loading, show_user_error
 from gradscope.cli.options import (
     Color,
     ColorOption,
@@ -28,11 +28,12 @@ from gradscope.cli.options import (
     json_path_of,
     view_options,
 )
-from gradscope.errors import GradscopeError, UsageError
+from gradscope.errors import GradscopeError, TraceFileError, UsageError
 from gradscope.process import room_for_files
 from gradscope.safe_text import shown_path
 
 if TYPE_CHECKING:
+    from gradscope.report import Report
     from gradscope.workload import Workload
 
 _ENDINGS = (".gz", ".json", ".trace", ".pt")  # of names as torch's own handlers give them
@@ -77,14 +78,15 @@ def trace(
     """Attribute a trace that torch.profiler exported: device and host time by layer, or by operation.
 
     Record it with torch.profiler.profile(with_stack=True, record_shapes=True), prof.step() after each step, and
-    prof.export_chrome_trace("trace.json.gz"). Each FILE gives a report, a RUN.json and a page.
+    prof.export_chrome_trace("trace.json.gz"). Each FILE gives a report, a RUN.json and a page; one that cannot be read
+    is reported, and the others are read all the same.
     """
     if len(files) > 1 and (output is not None or json_path is not None or html_path is not None):
         option = "-o" if output is not None else "--json" if json_path is not None else "--html"
         raise UsageError(f"{option} names the output of one FILE, and {len(files)} are given.")
     view = view_options(depth, sort, top, min_percent, full, show_sections)
     ignored = ignored_rules(ignore)
-    from gradscope.chrome.run import read_trace, steps_of
+    from gradscope.chrome.run import steps_of
 
     chosen = None if steps is None else steps_of(steps)
     requests = [
@@ -93,7 +95,6 @@ def trace(
     repeated = [one.json_path for one in requests if one.json_path is not None]
     if len(set(repeated)) < len(repeated):
         raise UsageError("two of these FILEs have the same name: give each -o PREFIX of its own, one at a time.")
-    from gradscope.cli.progress import make_progress
     from gradscope.report.outfile import check_output
 
     inputs = {file.resolve() for file in files}
@@ -104,23 +105,43 @@ def trace(
         if request.json_path is not None:
             check_output(request.json_path, force=force)
     workload = None if model is None else _load(model, quiet=quiet)
-    for number, (file, request) in enumerate(zip(files, requests, strict=True)):
-        progress = make_progress(quiet=quiet, live=True)
-        try:
-            report = read_trace(file, model=workload, steps=chosen, ignore=ignored, progress=progress)
-        except GradscopeError:
-            raise
-        except Exception as error:
-            if workload is None:
-                raise
-            progress.done()
-            raise typer.Exit(show_user_error(error)) from error  # the model that is run for its names
-        finally:
-            progress.done()
-        if number and request.json_path is not None:
+    delivered = 0
+    for file, request in zip(files, requests, strict=True):
+        report = _read(file, workload, chosen, ignored, quiet=quiet)
+        if report is None:
+            continue
+        if delivered and request.json_path is not None:
             sys.stdout.write("\n")
         with room_for_files():
             deliver(report, request, sys.stdout)
+        delivered += 1
+    if delivered < len(files):
+        raise typer.Exit(TraceFileError.exit_code)
+
+
+def _read(
+    file: Path, model: Workload | None, steps: tuple[int, int] | None, ignored: tuple[str, ...], *, quiet: bool
+) -> Report | None:
+    """Read a FILE; where it cannot be read say why and return None, for the others may be whole."""
+    from gradscope.chrome.run import read_trace
+    from gradscope.cli.progress import make_progress
+
+    progress = make_progress(quiet=quiet, live=True)
+    try:
+        return read_trace(file, model=model, steps=steps, ignore=ignored, progress=progress)
+    except TraceFileError as error:
+        progress.done()
+        say_error(str(error))
+        return None
+    except GradscopeError:
+        raise
+    except Exception as error:
+        if model is None:
+            raise
+        progress.done()
+        raise typer.Exit(show_user_error(error)) from error  # the model that is run for its names
+    finally:
+        progress.done()
 
 
 def _request(

@@ -56,6 +56,29 @@ def test_several_files_are_reported_one_after_the_other(run: Runner, tmp_path: P
     assert {path.name for path in tmp_path.glob("gradscope-*")} == {"gradscope-rank0.json", "gradscope-rank1.json"}
 
 
+def test_a_file_that_cannot_be_read_does_not_end_the_others(run: Runner, tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        two_layers().save(tmp_path / f"{name}.json")
+    (tmp_path / "stacks.txt").write_text("forward;linear 5\n", encoding="utf-8")
+    ran = run("trace", "stacks.txt", "a.json", "none.json", "b.json", "--no-html", "-q")
+    assert ran.code == 2 and ran.out.count("\nLayers ") == 2 and not ran.out.startswith("\n")
+    assert "stacks.txt is not a whole trace" in ran.err and "none.json: no such file" in ran.err
+    assert {path.name for path in tmp_path.glob("gradscope-*")} == {"gradscope-a.json", "gradscope-b.json"}
+
+
+def test_the_prose_begins_with_the_device_s_idle_time_where_it_is_much(run: Runner, tmp_path: Path) -> None:
+    """Here 72 % of the step; without a device there is none."""
+    made = two_layers()
+    made.events = [event for event in made.events if "nccl" not in event["name"]]
+    made.save(tmp_path / "a.json")
+    flat = " ".join(run("trace", "a.json", "--no-html", "-q").out.split())
+    idle = "Findings The device idles for 76 % of the step (760 µs): it waits for the host. No finding"
+    assert idle in flat
+    made.events = [event for event in made.events if event["cat"] not in ("kernel", "cuda_runtime")]
+    made.save(tmp_path / "b.json")
+    assert "idles" not in run("trace", "b.json", "--no-html", "-q").out
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
