@@ -15,9 +15,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from gradscope import markers
+from gradscope.attribute.nodes import nearest, number_nodes
 from gradscope.chrome.reading import ANNOTATION, BACKWARD, CALL, HOST, MODULE, RUNTIME, Exported, ns
 from gradscope.errors import TraceFileError
-from gradscope.tables import BEFORE_THE_TRACE, EventTable, Int32Column, IntColumn, KernelTable, SpanTable
+from gradscope.tables import BEFORE_THE_TRACE, EventTable, Int32Column, IntColumn, KernelTable, RowKind, SpanTable
 from gradscope.trace.events import launchers, make_table, parts_of_ops, row_order, sums_of_kept, without_rows
 from gradscope.trace.names import EVALUATE, USER_SCOPE
 from gradscope.trace.tree import Interner, RawColumns
@@ -98,6 +99,7 @@ def recorded(found: Exported, steps: tuple[int, int] | None = None) -> Recorded:
     for left_out in (_only_launching(table, runtime[order]), None):
         drop = parts_of_ops(table) if left_out is None else left_out
         flops, table = sums_of_kept(table, drop, flops), without_rows(table, drop)
+    table = _with_graphs(table)
     spans = SpanTable(calls.label, calls.low, calls.high)
     gaps = frozenset(range(1, 2 * len(bounds.numbers), 2))
     return Recorded(
@@ -341,6 +343,28 @@ def _stretches_of_nodes(host: _Host) -> _Windows:
         made_by = Counter(number for number in waits[low : high + 1].tolist() if 0 < number < _UNSEEN)
         thread.append(made_by.most_common(1)[0][0] if made_by else int(host.thread[nodes[low]]))
     return _Windows(start[first], until[last], np.array(thread, np.int32))
+
+
+def _with_graphs(table: EventTable) -> EventTable:
+    """Mark the passes that build a graph (``create_graph``), as the number of their marker says it.
+
+    There gradients are on, so each operation shows a number of the counter: also the last one of a node of torch's
+    own, which computes the gradient. What a checkpoint runs again in such a node comes before.
+    """
+    function = number_nodes(table).function
+    own = np.array([name[-1:].isdigit() for name in table.names], bool)
+    function = function[function >= 0]
+    functions = np.zeros(len(table), bool)
+    functions[function[own[table.name[function]]]] = True
+    inner = np.flatnonzero(np.isin(table.kind, (RowKind.OP, RowKind.ADD)) & (table.parent >= 0))
+    inner = inner[functions[table.parent[inner]]]
+    last = np.full(len(table), -1, np.int64)
+    last[table.parent[inner]] = inner  # rows of a thread come in order of start
+    last = last[last >= 0]
+    window = nearest(table, last[(table.sequence[last] >= 0) & (table.forward_thread[last] == 0)], (RowKind.BACKWARD,))
+    argument = table.argument.copy()
+    argument[window[window >= 0]] = 1
+    return replace(table, argument=argument)
 
 
 @dataclass(frozen=True, slots=True)

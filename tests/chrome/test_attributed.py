@@ -179,6 +179,25 @@ def test_what_is_run_again_in_backward_is_recompute(tmp_path: Path) -> None:
     assert recompute["Linear_0"] >= 20 * US and recompute[""] == 0
 
 
+@pytest.mark.parametrize("builds", [True, False])
+def test_operations_of_a_pass_that_builds_a_graph_are_no_recompute(tmp_path: Path, builds: bool) -> None:
+    """With gradients on all of them show numbers; what a checkpoint runs again in a node comes before its own."""
+    made = Made()
+    made.annotation("ProfilerStep#1", 0, 1000)
+    made.call("Net_0", 10, 200)
+    made.op("aten::linear", 20, 100, 5)
+    made.op("aten::linear", 100, 150, 6)
+    made.pass_(300, 700)
+    for number, at in ((6, 310), (5, 410)):
+        made.node("AddmmBackward0", at, at + 80, number, (MAIN, 20), MAIN)
+        made.op("aten::relu", at + 10, at + 40, 40, MAIN)
+        made.op("aten::mm", at + 40, at + 70, 41 if builds else -1, MAIN)
+    data = read(made, tmp_path).data
+    times = {(op.phase, op.name): op.self_ns for op in data.ops if op.name.startswith("aten") and op.phase != "forward"}
+    assert times == {("backward" if builds else "recompute", "aten::relu"): 60 * US, ("backward", "aten::mm"): 60 * US}
+    assert (data.ledger.recompute_ns == 0) == builds
+
+
 def test_a_module_first_seen_while_it_is_run_again_stands_where_forward_called_it(tmp_path: Path) -> None:
     """The trace begins in the middle of a backward pass."""
     made = Made()

@@ -153,6 +153,61 @@ def test_without_rows_of_python_backward_is_found_by_its_nodes(tmp_path: Path) -
     assert sum_ns(nodes) <= data.ledger.backward_ns < sum_ns(nodes) + 2_000_000
 
 
+def traced(path: Path, train: Callable[[], None]) -> Report:
+    """Two steps of ``train``, as read from what the profiler exports of them."""
+    train()
+    with profile(activities=[ProfilerActivity.CPU], with_stack=True, record_shapes=True) as profiler:
+        for number in range(STEPS):
+            with torch.profiler.record_function(f"ProfilerStep#{number}"):
+                train()
+    profiler.export_chrome_trace(str(path))
+    return read_trace(path)
+
+
+def _penalty(net: nn.Module, x: Tensor) -> None:
+    """A gradient penalty, as of a WGAN."""
+    (grad,) = torch.autograd.grad(net(x).sum(), x, create_graph=True)
+    grad.square().mean().backward()
+
+
+def _vectorized(net: nn.Module, x: Tensor) -> None:
+    """Per-sample gradients: torch.func builds a graph in each pass, whether or not anybody uses it."""
+    weights = dict(net.named_parameters())
+    torch.func.grad(lambda held: torch.func.functional_call(net, held, (x,)).sum())(weights)
+    net(x).sum().backward()
+
+
+@pytest.mark.parametrize("train", [_penalty, _vectorized])
+def test_double_backward_is_no_recompute(train: Callable[[nn.Module, Tensor], None], tmp_path: Path) -> None:
+    net = nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 1))
+    data = traced(tmp_path / "trace.json.gz", lambda: train(net, torch.randn(32, 64, requires_grad=True))).data
+    assert data.ledger.recompute_ns == 0 < data.ledger.layers_ns
+    assert "checkpoint-share" not in {finding.rule for finding in data.findings}
+
+
+class Checkpointed(nn.Module):
+    """What is run again calls no module, so that only the numbers of its operations tell it."""
+
+    def __init__(self, *, reentrant: bool) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(64, 64))
+        self.reentrant = reentrant
+
+    def block(self, x: Tensor) -> Tensor:
+        return (x @ self.weight).tanh() @ self.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = checkpoint(self.block, x, use_reentrant=self.reentrant)
+        return out.square().sum()
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_a_function_that_a_checkpoint_runs_again_is_recompute(reentrant: bool, tmp_path: Path) -> None:
+    net = Checkpointed(reentrant=reentrant)
+    data = traced(tmp_path / "trace.json.gz", lambda: net(torch.randn(32, 64, requires_grad=True)).backward()).data
+    assert 0 < data.ledger.recompute_ns < data.ledger.backward_ns
+
+
 class Other(nn.Module):
     def __init__(self) -> None:
         super().__init__()
