@@ -456,9 +456,11 @@ def self_times(table: EventTable, start: IntColumn | None = None, end: IntColumn
 
 
 def _without_other_threads(table: EventTable, start: IntColumn, end: IntColumn, own: IntColumn) -> IntColumn:
-    """Take from a backward's own time what the engine's device threads did meanwhile: it is counted there."""
+    """Take from a backward's own time what other threads evaluated meanwhile: it is counted there."""
     windows = np.flatnonzero(table.kind == RowKind.BACKWARD)
-    loose = np.flatnonzero((table.depth == 0) & np.isin(table.kind, (RowKind.NODE, RowKind.ACCUMULATE)))
+    loose = np.flatnonzero(np.isin(table.kind, (RowKind.NODE, RowKind.ACCUMULATE)))
+    around = (RowKind.BACKWARD, RowKind.NODE, RowKind.ACCUMULATE)
+    loose = loose[nearest(table, table.parent[loose].astype(np.int64), around) < 0]
     if not len(windows) or not len(loose):
         return own
     windows = windows[np.argsort(table.start_ns[windows])]

@@ -104,6 +104,22 @@ def test_without_python_time_is_known_by_phase_and_operation(tmp_path: Path) -> 
     assert ("AddmmBackward0", "backward") in ops
 
 
+@pytest.mark.parametrize("python", [True, False])
+def test_a_pass_over_what_other_threads_made_counts_once(tmp_path: Path, python: bool) -> None:
+    """Two workers run forward, and the thread that marks the steps goes backward, inside of its mark."""
+    made = Made(python=python)
+    made.annotation("ProfilerStep#1", 0, 1000)
+    for number, worker in ((7, MAIN + 1), (8, MAIN + 2)):
+        made.op("aten::linear", 10, 200, number, worker)
+    made.pass_(300, 700)
+    made.node("AddmmBackward0", 310, 400, 8, (MAIN + 2, 10), MAIN)
+    made.node("AddmmBackward0", 420, 600, 7, (MAIN + 1, 10), MAIN)
+    data = read(made, tmp_path).data
+    assert data.ledger.outside_modules_ns == (90 + 180) * US
+    # Without Python a pass lasts from its first node to its last.
+    assert data.step.backward_ns == (400 if python else 290) * US
+
+
 def test_what_the_trace_did_not_record_is_absent(tmp_path: Path) -> None:
     run = read(two_layers(), tmp_path).data
     assert run.memory is None and not run.lines
