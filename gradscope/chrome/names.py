@@ -29,6 +29,7 @@ class LayerNames:
     label: tuple[int, ...]  # of each module of the trace; -1 for none
     parents: tuple[int, ...]  # of each layer the nearest above it that is called itself; -1 for none
     parameters: int = 0  # elements of the model's, each shared parameter once; 0: not known
+    notes: tuple[str, ...] = ()  # what may make the names wrong
 
 
 def by_calls(modules: Sequence[CalledModule]) -> LayerNames:
@@ -67,10 +68,11 @@ def by_model(modules: Sequence[CalledModule], workload: Workload, trace: str) ->
     does not hold, are no layers. What is also called outside of the model is the layer that it is inside.
 
     Raises:
-        TraceFileError: the model calls another number of modules of some class.
+        TraceFileError: the model calls another number of modules of some class, or one with another weight.
         BaseException: what the model raises.
     """
-    paths = {id(module): path for path, module in named_modules_of(workload.model)}
+    held = dict(named_modules_of(workload.model))
+    paths = {id(module): path for path, module in held.items()}
     mine: dict[str, list[str]] = defaultdict(list)
     for each in _first_calls(workload):
         if id(each) in paths:
@@ -91,7 +93,9 @@ def by_model(modules: Sequence[CalledModule], workload: Workload, trace: str) ->
     for number in inside:
         class_name = _class_name(modules[number], mine)
         if class_name in mine:
-            label[number] = row[mine[class_name][given[class_name]]]
+            path = mine[class_name][given[class_name]]
+            _check_weight(modules[number], path, held[path], trace)
+            label[number] = row[path]
             named[modules[number].instance].add(label[number])
         given[class_name] += 1
     for number in set(range(len(modules))) - set(inside):
@@ -105,7 +109,37 @@ def by_model(modules: Sequence[CalledModule], workload: Workload, trace: str) ->
             above = infos[row[above]].parent
         parents.append(-1 if above is None else row[above])
     elements = sum({id(each): each.numel() for each in parameters_of(workload.model)}.values())
-    return LayerNames(tuple(infos), tuple(label), tuple(parents), elements)
+    return LayerNames(tuple(infos), tuple(label), tuple(parents), elements, _called_in_part(infos, mine))
+
+
+_WEIGHTED = (nn.Linear, nn.modules.conv._ConvNd, nn.Embedding, nn.EmbeddingBag)
+
+
+def _check_weight(module: CalledModule, path: str, paired: nn.Module, trace: str) -> None:
+    """Refuse a name that the shapes of the trace contradict."""
+    weight = paired._parameters.get("weight") if isinstance(paired, _WEIGHTED) else None
+    if weight is None or not module.weights or str(list(weight.shape)) in module.weights:
+        return
+    used = ", ".join(sorted(module.weights))
+    raise TraceFileError(
+        f"{trace} is not of this model and batch: {module.instance} has a weight of {used}, and {path}, which the "
+        f"model calls in its place, one of {list(weight.shape)}.\n"
+        "Give --model the model that was traced, with a batch for which it calls its modules in the same order."
+    )
+
+
+def _called_in_part(infos: Sequence[ModuleInfo], called: dict[str, list[str]]) -> tuple[str, ...]:
+    """Say of which classes the batch calls some modules and leaves others."""
+    notes = []
+    for class_name, paths in called.items():
+        more = sum(info.class_name == class_name for info in infos) - len(set(paths))
+        if more:
+            modules = f"{more} more module{'s' * (more > 1)} of class {class_name}"
+            notes.append(
+                f"the model has {modules} that this batch does not call: if another batch was traced, names of this "
+                "class may be wrong"
+            )
+    return tuple(notes)
 
 
 def _inside(modules: Sequence[CalledModule], model: str, known: dict[str, list[str]]) -> list[int]:

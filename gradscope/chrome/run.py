@@ -123,11 +123,11 @@ def _run_data(found: Exported, tables: Recorded, names: LayerNames, assigned: As
         ops=result.ops,
         kernels=result.kernels,
         device=result.device,
-        notes=tuple(_notes(found, tables, result)),
+        notes=tuple(_notes(found, tables, names, result)),
     )
 
 
-def _notes(found: Exported, tables: Recorded, result: Attribution) -> list[str]:
+def _notes(found: Exported, tables: Recorded, names: LayerNames, result: Attribution) -> list[str]:
     notes = ["read from a trace: it holds no source lines and no memory, and what profiling cost is not known"]
     if found.unread:
         notes.append(f"{found.unread:,} of {found.unread + found.events:,} events could not be read: they are left out")
@@ -135,11 +135,12 @@ def _notes(found: Exported, tables: Recorded, result: Attribution) -> list[str]:
         notes.append(f"the trace has no module calls, so no layers. {RECORD}")
     several = called_by_several(tables.modules)
     if several:
-        names = ", ".join(several[:3]) + (f" and {len(several) - 3} more" if len(several) > 3 else "")
+        shared = ", ".join(several[:3]) + (f" and {len(several) - 3} more" if len(several) > 3 else "")
         notes.append(
-            f"several modules call {names}: a layer below each of them, for the profiler gives shared modules, and "
+            f"several modules call {shared}: a layer below each of them, for the profiler gives shared modules, and "
             "modules of two classes of one name, the same name"
         )
+    notes += names.notes
     if tables.passes_guessed:
         notes.append(
             "the trace has no rows of Python: a backward pass is taken to last from its first evaluated node to "

@@ -8,6 +8,7 @@ profiler's ``nn.Module`` rows, and the numbers that each drew from the operation
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -51,6 +52,7 @@ class CalledModule:
     instance: str  # "Linear_3"
     class_name: str
     parent: int  # index of the module that called it first; -1 for none
+    weights: frozenset[str] = frozenset()  # "[64, 8]", of its own linear, convolution or embedding operations
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +102,8 @@ def recorded(found: Exported, steps: tuple[int, int] | None = None) -> Recorded:
         drop = parts_of_ops(table) if left_out is None else left_out
         flops, table = sums_of_kept(table, drop, flops), without_rows(table, drop)
     table = _with_graphs(table)
+    weights = _weights(table, calls)
+    modules = tuple(replace(module, weights=frozenset(weights[number])) for number, module in enumerate(modules))
     spans = SpanTable(calls.label, calls.low, calls.high)
     gaps = frozenset(range(1, 2 * len(bounds.numbers), 2))
     return Recorded(
@@ -343,6 +347,25 @@ def _stretches_of_nodes(host: _Host) -> _Windows:
         made_by = Counter(number for number in waits[low : high + 1].tolist() if 0 < number < _UNSEEN)
         thread.append(made_by.most_common(1)[0][0] if made_by else int(host.thread[nodes[low]]))
     return _Windows(start[first], until[last], np.array(thread, np.int32))
+
+
+# Operations that use a weight -> which of their shapes is the weight's.
+_WEIGHTED = {"aten::linear": 1, "aten::embedding": 0, "aten::embedding_bag": 0} | {
+    f"aten::conv{kind}{dimensions}d": 1 for kind in ("", "_transpose") for dimensions in (1, 2, 3)
+}
+
+
+def _weights(table: EventTable, calls: _Calls) -> defaultdict[int, set[str]]:
+    """Of each module the shapes of the weights that it used itself, where shapes were recorded."""
+    found: defaultdict[int, set[str]] = defaultdict(set)
+    place = np.array([_WEIGHTED.get(name, -1) for name in table.names], np.int64)
+    rows = np.flatnonzero(place[table.name] >= 0)
+    around = nearest(table, rows, (RowKind.CALL,))
+    for row, call in zip(rows[around >= 0].tolist(), around[around >= 0].tolist(), strict=True):
+        shapes = re.findall(r"\[.*?\]", table.shapes[row] if table.shapes else "")
+        if len(shapes) > (which := place[table.name[row]]):
+            found[int(calls.label[table.argument[call]])].add(shapes[which])
+    return found
 
 
 def _with_graphs(table: EventTable) -> EventTable:

@@ -114,6 +114,8 @@ def test_layers_have_the_model_s_names(with_stack: Path) -> None:
     }
     assert found["last"].recompute_ns > 0 and found["last"].parameters == 72
     assert {row.parent for path, row in found.items() if path.startswith("blocks.1.")} == {"blocks.1"}
+    note = "the model has 1 more module of class Linear that this batch does not call"  # self.unused
+    assert any(each.startswith(note) for each in report.data.notes)
 
 
 def test_without_a_model_the_callers_name_them(with_stack: Path) -> None:
@@ -206,6 +208,50 @@ def test_a_function_that_a_checkpoint_runs_again_is_recompute(reentrant: bool, t
     net = Checkpointed(reentrant=reentrant)
     data = traced(tmp_path / "trace.json.gz", lambda: net(torch.randn(32, 64, requires_grad=True)).backward()).data
     assert 0 < data.ledger.recompute_ns < data.ledger.backward_ns
+
+
+class Ordered(nn.Module):
+    """Calls two modules of one class in an order that depends on the size of the batch."""
+
+    def __init__(self, first: nn.Module, second: nn.Module) -> None:
+        super().__init__()
+        self.first, self.second = first, second
+
+    def forward(self, x: Tensor) -> Tensor:
+        called = (self.first, self.second) if len(x) > 2 else (self.second, self.first)
+        return sum(module(x).sum() for module in called)  # type: ignore[return-value]
+
+
+LINEAR = nn.Linear(8, 4), nn.Linear(8, 2)
+CONVOLUTION = nn.Conv1d(3, 4, 3, padding=1), nn.Conv1d(3, 4, 1)
+TRANSPOSED = nn.ConvTranspose2d(3, 4, 3), nn.ConvTranspose2d(3, 4, 1)
+EMBEDDING = nn.Embedding(10, 4), nn.Embedding(20, 4)
+
+
+@pytest.mark.parametrize(
+    ("modules", "x", "used", "paired"),
+    [
+        (LINEAR, torch.ones(4, 8), "[4, 8]", "[2, 8]"),
+        (CONVOLUTION, torch.ones(4, 3, 9), "[4, 3, 3]", "[4, 3, 1]"),
+        (TRANSPOSED, torch.ones(4, 3, 9, 9), "[3, 4, 3, 3]", "[3, 4, 1, 1]"),
+        (EMBEDDING, torch.ones(4, 5, dtype=torch.long), "[10, 4]", "[20, 4]"),
+    ],
+    ids=["linear", "convolution", "transposed convolution", "embedding"],
+)
+def test_names_that_the_shapes_contradict_are_refused(
+    modules: tuple[nn.Module, nn.Module], x: Tensor, used: str, paired: str, tmp_path: Path
+) -> None:
+    """A batch for which the model calls them in another order would exchange their names."""
+    net, path = Ordered(*modules), tmp_path / "trace.json.gz"
+    traced(path, lambda: net(x).backward())
+    assert set(layers(read_trace(path, model=Workload(net, x)))) == {"", "first", "second"}
+    name = type(modules[0]).__name__
+    with pytest.raises(TraceFileError) as raised:
+        read_trace(path, model=Workload(net, x[:2]))
+    assert f"{name}_0 has a weight of {used}, and second, which the model calls in its place, one of {paired}" in str(
+        raised.value
+    )
+    assert str(raised.value).count("\n") == 1
 
 
 class Other(nn.Module):
