@@ -149,6 +149,8 @@ def _notes(
             f"the program's own torch.profiler ran in {capture.given_way} of its {capture.steps_done} "
             "steps, so gradscope did not measure them"
         )
+    if capture.paused:
+        notes.append("what ran between training steps, such as an evaluation or saving, is in none of them")
     if about.loss == "mean of outputs":
         notes.append("no loss was given: the backward pass starts from the mean of the floating outputs")
     return notes
@@ -158,7 +160,7 @@ def _of_timed_steps(capture: Capture, trace: TimedTrace) -> list[str]:
     timed, notes = trace.timed, []
     if timed.completed <= SETTLING_STEPS:
         notes.append("the only measured step is the profiler's first, which takes longer than later ones")
-    if trace.stretches > 1:
+    if trace.stretches > 1 and not capture.paused:
         notes.append(
             f"the profiled steps were split into {trace.stretches} groups with an unprofiled step "
             f"between them: one step records {trace.events // timed.completed:,} trace events"
@@ -263,6 +265,9 @@ def _without_backward(children: float) -> str:
     )
 
 
+LOOP = "the loop"  # what a target without a name is called: a loop of the user's own
+
+
 def why_no_result(target: str, capture: Capture) -> str:
     """Return why none of the steps that ran was measured."""
     if capture.given_way:
@@ -276,19 +281,30 @@ def why_no_result(target: str, capture: Capture) -> str:
     return _too_short(target, capture)
 
 
+def _as_asked(target: str, warmup: int, steps: int) -> str:
+    """Spell both options as the command line has them, or Python, where a loop is the user's own."""
+    return f"warmup={warmup}, steps={steps}" if target == LOOP else f"--warmup {warmup} --steps {steps}"
+
+
 def _too_short(target: str, capture: Capture) -> str:
+    if capture.steps_cut > capture.steps_done:
+        return (
+            f"an evaluation, or something like it, ran inside {capture.steps_cut} training steps of {target}, so "
+            "gradscope left these out.\nEvaluate between steps, or less often."
+        )
     passed, options = capture.passed_over, capture.options
     ran = passed + capture.steps_done
     steps = f"{ran} training step{'' if ran == 1 else 's'}"
     needed = passed + steps_to_first_result(options)
     least = passed + steps_to_first_result(Options(steps=1, warmup=1))
-    less = f", or measure less: --warmup 1 --steps 1 needs {least}" if least < needed else ""
+    asked, smallest = _as_asked(target, options.warmup, options.steps), _as_asked(target, 1, 1)
+    less = f", or measure less: {smallest} needs {least}" if least < needed else ""
     further = f"Let it run longer{less}."
     if capture.captured:
         further = _WITHOUT_GRAPHS
     return (
         f"{target} ended after {steps}; nothing is measured before step {needed} "
-        f"with --warmup {options.warmup} --steps {options.steps}, "
+        f"with {asked}, "
         f"and a whole report takes {passed + capture.steps_needed}.\n"
         f"{further}"
     )

@@ -133,6 +133,15 @@ class profiling:  # noqa: N801 - used like a function: with gradscope.profiling(
         self._report: Report | None = None
         self._used = False
 
+    @property
+    def displaceable(self) -> bool:
+        """Whether it ends where another measurement of the process begins, instead of keeping that from it."""
+        return self._session.displaceable
+
+    @displaceable.setter
+    def displaceable(self, value: bool) -> None:
+        self._session.displaceable = value
+
     def __enter__(self) -> profiling:
         if self._used:
             raise UsageError(
@@ -149,6 +158,14 @@ class profiling:  # noqa: N801 - used like a function: with gradscope.profiling(
     def step(self) -> bool:
         """A training step has ended. True when enough has been measured."""
         return self._session.boundary()
+
+    def pause(self) -> None:
+        """Leave out what runs until :meth:`resume`, an evaluation say; call it between two steps."""
+        self._session.pause()
+
+    def resume(self) -> None:
+        """Measure on: the next step begins."""
+        self._session.resume()
 
     @property
     def report(self) -> Report:

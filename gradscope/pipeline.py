@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from gradscope import compat
-from gradscope.about import run_data, why_no_result, why_no_steps, with_failures
+from gradscope.about import LOOP, run_data, why_no_result, why_no_steps, with_failures
 from gradscope.attribute.align_steps import assign
 from gradscope.attribute.memory.by_layer import with_memory_of_layers, with_memory_of_lines
 from gradscope.attribute.memory.result import MemoryResult, read_memory
@@ -168,7 +168,7 @@ def outcome_of(
     if timed is None or timed.completed == 0:
         if error is not None:
             return Outcome(None, error)
-        raise NothingMeasuredError(why_no_result(about.target or "the loop", capture))
+        raise NothingMeasuredError(why_no_result(about.target or LOOP, capture))
     guard = Guard()
     try:
         with guard.over(_READING), room_for_files():
@@ -178,7 +178,7 @@ def outcome_of(
     if error is not None:
         return Outcome(None, error)
     raise NothingMeasuredError(
-        f"{about.target or 'the loop'} was measured, but gradscope cannot read its own recording: "
+        f"{about.target or LOOP} was measured, but gradscope cannot read its own recording: "
         f"{guard.failed[_READING]}.\nThis is a bug in gradscope: GRADSCOPE_DEBUG=1 shows where."
     )
 

@@ -80,6 +80,8 @@ class Capture:
     traced: TracedSteps | None = None
     steps_done: int = 0  # of all phases
     passed_over: int = 0  # steps before those, while it was found out where a step ends
+    paused: bool = False  # something ran between steps that is left out
+    steps_cut: int = 0  # steps that something of that kind ran inside of
     steps_needed: int = 0  # of all phases, for a whole report
     unprofiled_ns: list[int] = field(default_factory=list)  # wall time of each unprofiled step
     notes: list[str] = field(default_factory=list)

@@ -58,6 +58,7 @@ class Session:
         self.run.reader = reader
         capture.registry.models = self.surroundings.models
         self.finished = False
+        self.displaceable = False  # it ends where another one begins
         self.steps_given_way = 0  # that ended while the user's own profiler ran
         self._progress = progress or Progress()
         self.run.say = self._progress.say
@@ -70,6 +71,8 @@ class Session:
         self._abandoned = False
         self._trainer: threading.Thread | None = None  # whose steps count
         self._postponed = False  # a step ended inside the engine
+        self._paused = False
+        self._left = False  # the current phase, for as long as the pause lasts
         self._turning = False  # from one step to the next: what happens meanwhile is no step
         self._others = 0  # profilers of the user's that run now
         self._began = False  # one began since the last boundary
@@ -142,6 +145,10 @@ class Session:
             return False
         if self._turning:  # a signal's handler or a finalizer of the user's trains
             return False
+        if self._paused:  # all through the step: it is no whole one
+            self.capture.steps_cut += 1
+            self.resume()
+            return self.finished
         self._turning = True
         try:
             with room_for_files():
@@ -171,6 +178,43 @@ class Session:
                 self._next_phase()
         self._begin_step()
         return self.finished
+
+    def pause(self) -> None:
+        """Leave out what runs until :meth:`resume`, an evaluation say, and what has run since the last step."""
+        if self._paused or self._closed or self.finished or self._turning or graph_task_id() != -1:
+            return
+        if not self._is_trainer():
+            return
+        self._paused = self.capture.paused = True
+        if self._entered:
+            with room_for_files():
+                self._pause(self._phases[self._number])
+
+    def _pause(self, phase: Phase) -> None:
+        if phase.optional:  # it would wait for steps that nothing runs between
+            self._leave()
+            self._next_phase()
+            return
+        goes_on = False
+        with self.run.guard.over(phase.name):
+            goes_on = phase.pause()
+        if not goes_on:
+            self._restart()
+            self._left = True
+
+    def resume(self) -> None:
+        """A step begins, after :meth:`pause`."""
+        if not self._paused or self._closed:
+            return
+        self._paused, left, self._left = False, self._left, False
+        phase = self._phases[min(self._number, len(self._phases) - 1)]
+        with room_for_files():
+            if self._entered:
+                with self.run.guard.over(phase.name):
+                    phase.resume()
+            elif left and not self._others:
+                self._enter()
+        self._begin_step()
 
     def close(self) -> None:
         """Undo everything; what was measured so far stays in :attr:`capture`."""
@@ -308,6 +352,9 @@ def _claim(session: Session) -> None:
         UsageError: there is one, or a profiler runs.
     """
     global _current
+    before = _current() if _current is not None else None
+    if before is not None and before.displaceable:
+        before.close()
     with _lock:
         if _current is not None and _current() is not None:
             raise UsageError(
@@ -323,6 +370,12 @@ def _release(session: Session) -> None:
     with _lock:
         if _current is not None and _current() is session:
             _current = None
+
+
+def is_measuring() -> bool:
+    """Check that a session runs in this process that does not end where another one begins."""
+    session = _current() if _current is not None else None
+    return session is not None and not session.displaceable
 
 
 def _after_fork() -> None:

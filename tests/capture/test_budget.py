@@ -242,9 +242,9 @@ def test_nothing_measured_says_how_long_a_run_must_be() -> None:
     with pytest.raises(NothingMeasuredError) as raised:
         looped(4)
     assert str(raised.value) == (
-        "the loop ended after 4 training steps; nothing is measured before step 5 with --warmup 1 --steps 3, "
+        "the loop ended after 4 training steps; nothing is measured before step 5 with warmup=1, steps=3, "
         f"and a whole report takes {WHOLE}.\n"
-        "Let it run longer, or measure less: --warmup 1 --steps 1 needs 3."
+        "Let it run longer, or measure less: warmup=1, steps=1 needs 3."
     )
     assert looped(5).workload.steps == looped(6).workload.steps == 1
     assert FIRST_PROFILED in looped(5).notes and FIRST_PROFILED not in looped(6).notes

@@ -159,5 +159,12 @@ class Phase:
     def end_step(self) -> None:
         """A step has ended; ``done`` counts it already."""
 
+    def pause(self) -> bool:
+        """Stop for a while, and drop what was seen since the last step; False where the phase must begin anew."""
+        return False
+
+    def resume(self) -> None:
+        """Go on, as a step begins."""
+
     def keep(self) -> None:
         """Put what was found into the capture: all has been undone. The run may have ended early, see ``done``."""

@@ -79,10 +79,7 @@ class Memory(Phase):
 
     def enter(self, exits: ExitStack) -> None:
         exits.callback(self._close)
-        if self.run.budget.settles_lightly():
-            self._settle()
-        else:
-            self._measure(settled=False)
+        self.resume()
 
     def _close(self) -> None:
         self._inner.close()
@@ -131,6 +128,19 @@ class Memory(Phase):
         else:
             self._steps.recorder.end_step()
             self._steps.end_step()
+
+    def pause(self) -> bool:
+        self._inner.close()
+        self._steps = None
+        return True
+
+    def resume(self) -> None:
+        if self.done:
+            self._measure(settled=True)
+        elif self.run.budget.settles_lightly():
+            self._settle()
+        else:
+            self._measure(settled=False)
 
     def keep(self) -> None:
         if self._steps is not None and not self.run.guard.failed.keys() & {self.name, MODULE_CALLS}:

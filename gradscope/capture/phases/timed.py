@@ -48,6 +48,7 @@ class Timed(Phase):
         self._waited: int | None = None  # for a core, when it began; None where the system does not tell
         self._stretch = ExitStack()  # of the profiler that runs
         self._in_stretch = 0  # steps that it has seen
+        self._goes_on = False  # a stretch was cut short by a pause
 
     def again(self) -> Timed:
         return Timed(self.run, self._planned)
@@ -148,6 +149,23 @@ class Timed(Phase):
             self._wanted += more
             self.steps += more
 
+    def pause(self) -> bool:
+        """Read the steps so far: the profiler would hold the rows of whatever runs now."""
+        if self.run.reader is None:
+            return False
+        self._goes_on = self._timed.profiler is not None
+        self._stretch.close()
+        read_timed(self.run, self._timed, self._in_stretch)
+        self._timed.profiler = None  # one that saw no whole step has nothing to be read
+        self._in_stretch = 0
+        self.run.loaders.counting = False
+        return True
+
+    def resume(self) -> None:
+        if self._goes_on:
+            self._begin_stretch()
+            self.run.loaders.counting = self._timed.completed >= SETTLING_STEPS
+
     def _mark(self) -> None:
         with TraceMarker(markers.STEP + str(self._timed.completed)):
             pass
@@ -194,6 +212,10 @@ class WarmUp(Phase):
         if self.done < self.steps:  # not in the first step, where a loop begins
             self.run.sampler.start()
 
+    def pause(self) -> bool:
+        self.run.sampler.stop()  # until a step has ended
+        return True
+
 
 class Unprofiled(Phase):
     """The wall time of steps that nothing watches."""
@@ -215,6 +237,9 @@ class Unprofiled(Phase):
         self.run.budget.end_step()
         self._walls_ns.append(time.perf_counter_ns() - self._started_ns)
         self.run.faults.stop()
+
+    def pause(self) -> bool:
+        return True  # a step begins anew
 
     def keep(self) -> None:
         self.run.capture.unprofiled_ns += self._walls_ns
