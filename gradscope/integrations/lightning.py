@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,12 @@ from gradscope.report.report import Report
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
+
+
+_NO_STEP = (
+    "a step ends where trainer.global_step grows, which it did not in {} batches.\nIn manual optimization step what "
+    "self.optimizers() returns, or measure with gradscope.profiling."
+)
 
 
 def _callback_class() -> Any:
@@ -27,14 +34,20 @@ class GradscopeCallback(_callback_class()):  # type: ignore[misc]
     ``Trainer(callbacks=[GradscopeCallback("run")])`` prints the report and writes run.json and run.html.
 
     Args:
-        output: PREFIX of the files; None writes none.
+        output: PREFIX of the files, in a folder that exists; None writes none.
         stop: end the training when enough is measured; not where there are several ranks.
         options: of :class:`gradscope.profiling`: steps, warmup, lines, memory, ignore, memory_budget.
+
+    Raises:
+        GradscopeError: an option is unknown or has no meaning, or the files cannot be written.
     """
 
-    def __init__(self, output: str | None = "gradscope-trainer", *, stop: bool = False, **options: Any) -> None:
+    def __init__(
+        self, output: str | os.PathLike[str] | None = "gradscope-trainer", *, stop: bool = False, **options: Any
+    ) -> None:
         self._measurement = Measurement(output, options, stop=stop)
-        self._steps = 0
+        self._first = self._steps = 0  # trainer.global_step when training began, and when the last step ended
+        self._batches = 0  # since then
 
     @property
     def report(self) -> Report | None:
@@ -43,19 +56,38 @@ class GradscopeCallback(_callback_class()):  # type: ignore[misc]
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Begin with the module that is trained."""
-        self._steps = trainer.global_step
-        self._measurement.begin(pl_module)
+        self._first = self._steps = trainer.global_step  # a training that is resumed has some
+        self._batches = 0
+        self._measurement.begin(pl_module, trainer)
 
     def on_train_batch_end(self, trainer: Trainer, *args: Any, **kwargs: Any) -> None:
         """A batch has ended, and with it an optimizer step or not; several optimizers step in one batch."""
+        self._batches += 1
         if trainer.global_step > self._steps:
-            self._steps = trainer.global_step
-            if self._measurement.step() and self._measurement.stops:
+            self._steps, self._batches = trainer.global_step, 0
+            self._measurement.step()
+            if self._measurement.stops:
                 trainer.should_stop = True
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """What runs now is no part of a step."""
+        self._measurement.pause()
+
+    def on_save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
+        """Nor is this; there is no hook behind it but that of the next batch."""
+        self._measurement.pause()
+
+    def on_validation_end(self, *args: Any, **kwargs: Any) -> None:
+        """A step begins, where not one of its batches has run: else it is left out."""
+        if self._batches == 0:
+            self._measurement.resume()
+
+    on_train_batch_start = on_validation_end
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Report a training that was shorter."""
-        self._measurement.end()
+        grew = trainer.global_step > self._first
+        self._measurement.end(None if grew or not self._batches else _NO_STEP.format(self._batches))
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Let go of a training that ended in an error."""

@@ -73,7 +73,7 @@ _ALLOWED: dict[str, set[str]] = {
     },
     "ranks": {*_BASE, "document", "report"},
     "chrome": {*_BASE, "tree", "workload", "trace", "attribute", "diagnose", "report"},
-    "integrations": {*_BASE, "api", "process", "report", "compare", "document", "pipeline", "workload"},
+    "integrations": {*_BASE, "api", "capture", "report", "compare", "document", "pipeline", "workload"},
     "fitting": {
         *_BASE,
         "compat",
