@@ -35,30 +35,130 @@ def test_memory_needs_no_baseline(tmp_path: Path) -> None:
         assert_within(path, max_regression=["5%"])
 
 
-@pytest.mark.parametrize(("limit", "code"), [("1GiB", 0), ("1", 4)])
-def test_the_action_writes_the_summary_and_ends_as_the_check(limit: str, code: int, tmp_path: Path) -> None:
-    """Its script, as a runner starts it."""
+# --------------------------------------------------------------------------------------------------------------------
+# The action
+# --------------------------------------------------------------------------------------------------------------------
+
+MODEL = "import torch\ndef workload(): return torch.nn.Linear(4, 4), torch.ones(2, 4)\n"
+SCRIPTS = Path(sys.executable).parent
+
+# Stands in for gradscope: writes its arguments down, one a line, and RUN.json.
+STUB = """#!/bin/sh
+{ echo "[$1]"; shift; for word in "$@"; do echo "$word"; done; } >> "$RUNNER_TEMP/calls"
+case "$*" in *--json*) echo '{}' > "$3" ;; *markdown*) echo the difference ;; esac
+"""
+
+
+def act(folder: Path, tools: Path = SCRIPTS, **inputs: str) -> subprocess.CompletedProcess[str]:
+    """Run the action's script, as a runner's bash does: it stops at the first error."""
     action = (Path(__file__).parents[2] / "action.yml").read_text(encoding="utf-8")
     script = "\n".join(line[8:] for line in action.split("run: |\n", 1)[1].splitlines())
-    (tmp_path / "model.py").write_text(
-        "import torch\ndef workload(): return torch.nn.Linear(4, 4), torch.ones(2, 4)\n", encoding="utf-8"
-    )
-    scripts = Path(sys.executable).parent
     environment = {
         **os.environ,
-        "PATH": f"{scripts}:{os.environ['PATH']}",
-        "RUNNER_TEMP": str(tmp_path),
-        "GITHUB_OUTPUT": str(tmp_path / "output"),
-        "GITHUB_STEP_SUMMARY": str(tmp_path / "summary"),
-        "TARGET": "model.py",
-        "BASELINE": "",
-        "LIMITS": f"--max-peak {limit}",
-        "PROFILE_OPTIONS": "--steps 2 --warmup 1",
+        "PATH": f"{tools}:{os.environ['PATH']}",
+        "RUNNER_TEMP": str(folder),
+        "GITHUB_OUTPUT": str(folder / "output"),
+        "GITHUB_STEP_SUMMARY": str(folder / "summary"),
+        **{"TARGET": "model.py", "BASELINE": "", "LIMITS": "", "PROFILE_OPTIONS": "--steps 2 --warmup 1", **inputs},
     }
-    # As the runner's bash: it stops at the first error.
     command = ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", script]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+
+
+def stub(folder: Path) -> Path:
+    path = folder / "gradscope"
+    path.write_text(STUB, encoding="utf-8")
+    path.chmod(0o755)
+    return folder
+
+
+def calls(folder: Path) -> dict[str, list[str]]:
+    """The words that each command of gradscope was given last."""
+    found: dict[str, list[str]] = {}
+    for line in (folder / "calls").read_text(encoding="utf-8").splitlines():
+        if line.startswith("["):
+            words = found[line.strip("[]")] = []
+        else:
+            words.append(line)
+    return found
+
+
+@pytest.mark.parametrize(("limit", "code"), [("1GiB", 0), ("1", 4)])
+def test_the_action_writes_the_summary_and_ends_as_the_check(limit: str, code: int, tmp_path: Path) -> None:
+    (tmp_path / "model.py").write_text(MODEL, encoding="utf-8")
+    done = act(tmp_path, LIMITS=f"--max-peak {limit}")
     assert done.returncode == code, done.stderr
     summary = (tmp_path / "summary").read_text(encoding="utf-8")
     assert summary.startswith("### gradscope check: model.py\n```\n") and "peak" in summary
     assert (tmp_path / "output").read_text(encoding="utf-8") == f"run={tmp_path}/gradscope.json\n"
+
+
+def test_the_action_reports_a_script_that_fails_in_the_end(tmp_path: Path) -> None:
+    """What it was measured of is checked, and it is red all the same."""
+    loop = "for _ in range(8):\n    m(torch.ones(2, 4)).sum().backward(); o.step(); o.zero_grad()\n"
+    text = (
+        f"import torch\nm = torch.nn.Linear(4, 4)\no = torch.optim.SGD(m.parameters())\n{loop}raise OSError('late')\n"
+    )
+    (tmp_path / "train.py").write_text(text, encoding="utf-8")
+    done = act(tmp_path, TARGET="train.py", LIMITS="--max-regression 5%", PROFILE_OPTIONS="--warmup 1 --steps 2")
+    assert done.returncode == 1 and "OSError: late" in done.stdout
+    assert (tmp_path / "output").read_text(encoding="utf-8") == f"run={tmp_path}/gradscope.json\n"
+    summary = (tmp_path / "summary").read_text(encoding="utf-8")
+    assert "gradscope profile failed with exit code 1.\n```\n" in summary and "--baseline" in summary
+
+
+def test_the_action_says_why_nothing_was_profiled(tmp_path: Path) -> None:
+    done = act(tmp_path, TARGET="gone.py")
+    assert done.returncode == 2 and not (tmp_path / "output").exists()
+    assert "gone.py" in (tmp_path / "summary").read_text(encoding="utf-8").partition("```\n")[2]
+
+
+@pytest.mark.parametrize(
+    ("limits", "words"),
+    [
+        ("--max-peak 1GiB\n--max-saved 1\n", ["--max-peak", "1GiB", "--max-saved", "1"]),
+        ("--max-regression 'h.*.a b=5%'  --strict", ["--max-regression", "h.*.a b=5%", "--strict"]),
+        ('--max-regression "*=5%" $(touch no) `touch no` $HOME', None),
+        (" \n ", []),
+    ],
+)
+def test_the_action_splits_lines_and_quotes_and_expands_nothing(
+    limits: str, words: list[str] | None, tmp_path: Path
+) -> None:
+    (tmp_path / "h.0.a").touch()
+    assert act(tmp_path, stub(tmp_path), LIMITS=limits, PROFILE_OPTIONS=limits).returncode == 0
+    wanted = ["--max-regression", "*=5%", *limits.split()[2:]] if words is None else words
+    run = str(tmp_path / "gradscope.json")
+    assert calls(tmp_path)["check"] == [run, *wanted]
+    assert calls(tmp_path)["profile"] == ["model.py", "--json", run, "--no-html", "--force", *wanted]
+    assert not (tmp_path / "no").exists()
+
+
+def test_the_action_compares_with_the_baseline(tmp_path: Path) -> None:
+    done = act(tmp_path, stub(tmp_path), TARGET="my model.py", BASELINE="the base.json")
+    assert done.returncode == 0, done.stderr
+    run = str(tmp_path / "gradscope.json")
+    assert calls(tmp_path)["profile"][0] == "my model.py"
+    assert calls(tmp_path)["check"] == [run, "--baseline", "the base.json"]
+    assert calls(tmp_path)["diff"] == ["the base.json", run, "--format", "markdown"]
+    assert (tmp_path / "summary").read_text(encoding="utf-8").endswith("```\nthe difference\n")
+
+
+def test_a_second_action_of_a_job_keeps_the_first_run(tmp_path: Path) -> None:
+    for _ in range(2):
+        assert act(tmp_path, stub(tmp_path)).returncode == 0
+    assert calls(tmp_path)["check"] == [str(tmp_path / "gradscope-2.json")]
+    runs = [f"run={tmp_path}/gradscope{number}.json\n" for number in ("", "-2")]
+    assert (tmp_path / "output").read_text(encoding="utf-8") == "".join(runs)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "said"),
+    [
+        ({"TARGET": "--help"}, "target is --help, which is an option"),
+        ({"LIMITS": "--max-peak '1"}, "a quote is left open in: --max-peak '1"),
+    ],
+)
+def test_the_action_says_what_it_cannot_read(inputs: dict[str, str], said: str, tmp_path: Path) -> None:
+    done = act(tmp_path, stub(tmp_path), **inputs)
+    assert done.returncode == 2 and said in done.stderr and not (tmp_path / "calls").exists()
