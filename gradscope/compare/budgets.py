@@ -101,7 +101,7 @@ def check(run: RunData, baseline: RunData | None, budgets: Budgets, names: tuple
 
     Raises:
         UsageError: there is no limit; a limit needs a baseline, or a memory, or more steps, and there is none; a glob
-            matches no layer.
+            matches no layer that both runs have.
     """
     if budgets.empty:
         raise UsageError(
@@ -137,19 +137,35 @@ def _require_steps(comparison: Comparison, budgets: Budgets) -> None:
 
 
 def _layers(comparison: Comparison, budgets: Budgets, notes: list[str]) -> Iterator[Judged]:
-    paths = [layer.path for layer in comparison.layers]
     for limit in budgets.layers:
-        if not any(limit.matches(path) for path in paths):
-            raise UsageError(_no_layer(limit.glob, paths))
-    new = []
+        _require_layer(comparison, limit)
+    missing: dict[str, list[str]] = {"new": [], "removed": []}
     for layer in comparison.layers:
         limits = [limit for limit in budgets.layers if limit.matches(layer.path)]
         if limits and layer.status == "matched":
             yield _judge(layer.changes["backward_total_ns"], layer.path, limits[-1].regression)
-        elif limits and layer.status == "new":
-            new.append(layer.path)
-    if new:
-        notes.append(f"not in the baseline, so not checked: {messages.named(new)}")
+        elif limits:
+            missing[layer.status].append(layer.path)
+    for status, where in (("new", "baseline"), ("removed", "run")):
+        if missing[status]:
+            notes.append(f"not in the {where}, so not checked: {messages.named(missing[status])}")
+
+
+def _require_layer(comparison: Comparison, limit: LayerLimit) -> None:
+    """Raise UsageError unless a layer of both runs is held to the limit: a renamed one would pass whatever it took."""
+    found = [layer for layer in comparison.layers if limit.matches(layer.path)]
+    if not found:
+        raise UsageError(_no_layer(limit.glob, [layer.path for layer in comparison.layers]))
+    if not any(layer.status == "matched" for layer in found):
+        names = [
+            name
+            for name, status in zip(comparison.names, ("removed", "new"), strict=True)
+            if any(layer.status == status for layer in found)
+        ]
+        raise UsageError(
+            f"--max-regression: {_shown(limit.glob)} is no layer of both runs, only of {' and of '.join(names)}.\n"
+            "Name the layer as both have it, or profile a new baseline."
+        )
 
 
 def _no_layer(glob: str, paths: Sequence[str]) -> str:

@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 
 from gradscope.compare.budgets import Budgets, check, percentage, regressions
-from gradscope.compare.checkdocument import check_document, passes
+from gradscope.compare.checkdocument import check_document, hidden, offenders, passes
 from gradscope.document.terminal import to_text
+from gradscope.errors import GradscopeError, UsageError
 from gradscope.report.report import Report
 from gradscope.report.runfile import load_run
-from gradscope.safe_text import shown_path
+from gradscope.safe_text import shown_path, shown_repr
 from gradscope.tables import RunData
 from gradscope.units import bytes_of
 
+_Run = Report | str | os.PathLike[str]
+
 
 def assert_within(
-    run: Report | str | os.PathLike[str],
-    baseline: Report | str | os.PathLike[str] | None = None,
+    run: _Run,
+    baseline: _Run | None = None,
     *,
-    max_regression: Sequence[str] = (),
+    max_regression: str | Sequence[str] = (),
     max_memory_regression: str | None = None,
     max_peak: str | int | None = None,
     max_saved: str | int | None = None,
@@ -29,30 +33,72 @@ def assert_within(
 
     Args:
         run, baseline: reports, or files that gradscope wrote.
-        max_regression: of backward: ``"5%"`` for the step, ``"h.*.attn=10%"`` for layers; beyond noise.
+        max_regression: of backward: ``"5%"`` for the step, ``"h.*.attn=10%"`` for layers; beyond noise. One or several.
         max_memory_regression: of peak memory and of saved tensors.
         max_peak, max_saved: bytes, or a text as ``"6GiB"``.
         strict: fail also where noise hides a limit.
 
     Raises:
-        AssertionError: a limit is exceeded; the message is the table of all of them.
+        AssertionError: a limit is exceeded; the message names it, and is the table of all of them.
         GradscopeError: a limit has no meaning, or needs a baseline.
     """
-    data, name = _loaded(run, "the run")
-    reference, its_name = (None, None) if baseline is None else _loaded(baseline, "the baseline")
-    step, layers = regressions(max_regression, "max_regression")
-    growth = None if max_memory_regression is None else percentage(max_memory_regression, "max_memory_regression")
-    budgets = Budgets(
+    __tracebackhide__ = True  # pytest shows the test's own line
+    try:
+        budgets = _budgets(max_regression, max_memory_regression, max_peak, max_saved)
+        failed = _failed(run, baseline, budgets, strict=strict)
+    except GradscopeError as error:
+        raise type(error)(_in_python(str(error))) from None
+    if failed is not None:
+        raise AssertionError(failed)
+
+
+def _budgets(
+    max_regression: str | Sequence[str], growth: str | None, peak: str | int | None, saved: str | int | None
+) -> Budgets:
+    step, layers = regressions(_texts(max_regression), "max_regression")
+    return Budgets(
         regression=step,
         layers=layers,
-        memory_regression=growth,
-        peak_bytes=None if max_peak is None else bytes_of(max_peak, "max_peak"),
-        saved_bytes=None if max_saved is None else bytes_of(max_saved, "max_saved"),
+        memory_regression=None if growth is None else percentage(growth, "max_memory_regression"),
+        peak_bytes=None if peak is None else bytes_of(peak, "max_peak"),
+        saved_bytes=None if saved is None else bytes_of(saved, "max_saved"),
     )
+
+
+def _texts(values: object) -> Sequence[str]:
+    listed = values if isinstance(values, list | tuple) else [values]
+    for value in listed:
+        if not isinstance(value, str):
+            raise UsageError(
+                f"max_regression: {shown_repr(value)} is not a percentage.\nGive a text with its sign: '5%'"
+            )
+    return listed
+
+
+def _failed(run: _Run, baseline: _Run | None, budgets: Budgets, *, strict: bool) -> str | None:
+    """What fails, in a line, and the table of all limits; None where nothing does."""
+    data, name = _loaded(run, "run")
+    reference, its_name = (None, None) if baseline is None else _loaded(baseline, "baseline")
     checked = check(data, reference, budgets, (name, its_name))
-    if not passes(checked, strict=strict):
-        raise AssertionError("\n" + to_text(check_document(checked, strict=strict)))
+    if passes(checked, strict=strict):
+        return None
+    over = f"over the limit: {offenders(checked.over)}" if checked.over else ""
+    return (
+        (over or f"noise hides the limit: {hidden(checked.inconclusive)}")
+        + "\n"
+        + to_text(check_document(checked, strict=strict))
+    )
 
 
-def _loaded(run: Report | str | os.PathLike[str], name: str) -> tuple[RunData, str]:
-    return (run.data, name) if isinstance(run, Report) else (load_run(run), shown_path(run))
+def _loaded(run: object, name: str) -> tuple[RunData, str]:
+    if isinstance(run, Report):
+        return run.data, f"the {name}"
+    if isinstance(run, str | os.PathLike):
+        return load_run(run), shown_path(run)
+    raise UsageError(f"{name} is {shown_repr(run)}; it must be a Report or the path of a RUN.json.")
+
+
+def _in_python(text: str) -> str:
+    """The same with options as Python spells them: ``--max-peak 6GiB`` is ``max_peak=6GiB``."""
+    text = text.replace("without --no-memory", "with memory=True")
+    return re.sub(r"--([a-z-]+)( (?=\S*\d|[A-Z]))?", lambda m: m[1].replace("-", "_") + ("=" if m[2] else ""), text)

@@ -126,6 +126,27 @@ def test_a_new_layer_is_noted_not_checked() -> None:
     assert checked.notes == ["not in the baseline, so not checked: b"]
 
 
+def test_a_layer_that_is_gone_is_noted() -> None:
+    before = run({"": NOTHING, "a": around(MS, 0), "b": around(MS, 0)})
+    after = run({"": NOTHING, "a": around(MS, 0), "c": around(MS, 0)})
+    checked = check(after, before, Budgets(layers=[LayerLimit("?", FIVE)]), ("after.json", "before.json"))
+    assert [one.layer for one in checked.judged] == ["a"]
+    assert checked.notes == ["not in the baseline, so not checked: c", "not in the run, so not checked: b"]
+
+
+@pytest.mark.parametrize(("glob", "only"), [("b", "before.json"), ("c", "after.json")])
+def test_a_limit_of_a_renamed_layer_is_no_pass(glob: str, only: str) -> None:
+    before = run({"": NOTHING, "a": around(MS, 0), "b": around(MS, 0)})
+    after = run({"": NOTHING, "a": around(MS, 0), "c": around(50 * MS, 0)})
+    limits = Budgets(layers=[LayerLimit(glob, FIVE)])
+    with pytest.raises(UsageError) as raised:
+        check(after, before, limits, ("after.json", "before.json"))
+    assert str(raised.value) == (
+        f"--max-regression: {glob} is no layer of both runs, only of {only}.\n"
+        "Name the layer as both have it, or profile a new baseline."
+    )
+
+
 # --------------------------------------------------------------------------------------------------------------------
 # Memory
 # --------------------------------------------------------------------------------------------------------------------

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,6 +16,8 @@ from gradscope.integrations.pytest import assert_within
 from gradscope.report.report import Report
 from gradscope.report.runfile import to_json
 from tests.diff_fixtures import MS, run
+
+pytest_plugins = ["pytester"]
 
 FAST, SLOW = (run({"": [0] * 5, "a": [each * MS] * 5, "b": [10 * MS] * 5}, saved={"a": 4096}) for each in (10, 20))
 
@@ -33,6 +37,85 @@ def test_memory_needs_no_baseline(tmp_path: Path) -> None:
         assert_within(path, max_peak=100)
     with pytest.raises(UsageError):
         assert_within(path, max_regression=["5%"])
+
+
+def test_what_is_over_is_named_first_and_one_limit_may_be_a_text() -> None:
+    with pytest.raises(AssertionError) as failed:
+        assert_within(Report(SLOW), Report(FAST), max_regression="5%", max_peak=100)
+    first, _, table = str(failed.value).partition("\n")
+    assert first == "over the limit: backward of the step, peak of the step" and "Limits" in table
+
+
+def test_each_limit_is_its_own() -> None:
+    """Of a run that saves 4096 bytes, and has 8192 at the peak."""
+    assert_within(Report(FAST), max_peak=8192, max_saved=4096)
+    with pytest.raises(AssertionError, match=r"^over the limit: saved of the step\n"):
+        assert_within(Report(FAST), max_peak=8192, max_saved=4095)
+    more = run({"": [0] * 5, "a": [10 * MS] * 5, "b": [10 * MS] * 5}, saved={"a": 5000})
+    assert_within(Report(more), Report(FAST), max_memory_regression="25%")
+    with pytest.raises(AssertionError, match=r"^over the limit: peak of the step, saved of the step\n"):
+        assert_within(Report(more), Report(FAST), max_memory_regression="20%")
+
+
+def test_where_noise_hides_a_limit_only_a_strict_test_fails() -> None:
+    noisy = run({"": [0] * 5, "a": [10 * MS] * 5, "b": [10 * MS] * 5}, wall=[-9 * MS, 9 * MS, 0, -9 * MS, 9 * MS])
+    assert_within(Report(noisy), Report(noisy), max_regression="5%")
+    with pytest.raises(AssertionError, match=r"^noise hides the limit: backward of the step: cannot see below"):
+        assert_within(Report(noisy), Report(noisy), max_regression="5%", strict=True)
+
+
+@pytest.mark.parametrize(
+    ("given", "limits", "message"),
+    [
+        (None, {"max_peak": 1}, "run is None; it must be a Report or the path of a RUN.json."),
+        (FAST, {}, "run is .*; it must be a Report or the path"),
+        (
+            Report(FAST),
+            {"max_regression": [5]},
+            "max_regression: 5 is not a percentage.\nGive a text with its sign: '5%'",
+        ),
+        (Report(FAST), {"max_regression": 0.05}, "max_regression: 0.05 is not a percentage."),
+        (Report(FAST), {"max_regression": "5"}, "max_regression: 5 is not a percentage."),
+        (
+            Report(FAST),
+            {"max_regression": "5%"},
+            "a regression needs a run to compare with.\nGive baseline=BASELINE.json,",
+        ),
+        (
+            Report(FAST),
+            {},
+            "nothing to check: no limit is given.\nGive max_regression=5%, max_memory_regression=2%, max_p",
+        ),
+        (
+            Report(replace(FAST, memory=None)),
+            {"max_peak": 1},
+            ".*it was not measured.\nProfile again with memory=True.",
+        ),
+        (
+            Report(FAST),
+            {"baseline": Report(FAST), "max_regression": "c=5%"},
+            "max_regression: no layer of either run m",
+        ),
+    ],
+)
+def test_a_limit_without_a_meaning_is_said_as_python_has_it(given: Any, limits: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=f"^{message}") as raised:
+        assert_within(given, **limits)
+    assert "--" not in str(raised.value)
+    assert [entry.name for entry in raised.traceback][-1] == "assert_within"  # which pytest does not show
+
+
+def test_pytest_shows_the_line_of_the_test(pytester: pytest.Pytester) -> None:
+    run_file = pytester.path / "run.json"
+    run_file.write_text(to_json(FAST), encoding="utf-8")
+    pytester.makepyfile(
+        "from gradscope.integrations.pytest import assert_within\n"
+        "def test_it(): assert_within('run.json', max_peak=1)\n"
+        "def test_other(): assert_within('gone.json', max_peak=1)\n"
+    )
+    done = pytester.runpytest_inprocess("-p", "no:cacheprovider")
+    done.assert_outcomes(failed=2)
+    assert "__tracebackhide__" not in done.stdout.str() and "integrations/pytest.py" not in done.stdout.str()
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -59,7 +142,11 @@ def act(folder: Path, tools: Path = SCRIPTS, **inputs: str) -> subprocess.Comple
         "RUNNER_TEMP": str(folder),
         "GITHUB_OUTPUT": str(folder / "output"),
         "GITHUB_STEP_SUMMARY": str(folder / "summary"),
-        **{"TARGET": "model.py", "BASELINE": "", "LIMITS": "", "PROFILE_OPTIONS": "--steps 2 --warmup 1", **inputs},
+        "TARGET": "model.py",
+        "BASELINE": "",
+        "LIMITS": "",
+        "PROFILE_OPTIONS": "--steps 2 --warmup 1",
+        **inputs,
     }
     command = ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", script]
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
