@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from IPython.core.error import UsageError
@@ -40,6 +41,7 @@ def test_a_cell_gives_its_report_and_leaves_its_variables(shell: InteractiveShel
     report = shell.run_cell_magic("gradscope", "--steps 2 --warmup 1 --no-memory", CELL)
     assert isinstance(report, Report)
     assert report.data.workload.steps == 2 and report.data.workload.target == "cell"
+    assert report.data.workload.warmup == 1 and report.data.memory is None and report.data.lines
     assert shell.user_ns["done"] == 20  # it ran to its end
     assert {row.path for row in report.data.layers} == {"model"} or report.data.workload.model == "Linear"
     assert "Linear" in report._repr_html_()
@@ -51,3 +53,51 @@ def test_what_cannot_be_measured_is_said_in_a_sentence(shell: InteractiveShell) 
         shell.run_cell_magic("gradscope", "", "x = 1")
     with pytest.raises(UsageError, match="unrecognized arguments: --stepz"):
         shell.run_cell_magic("gradscope", "--stepz 2", "x = 1")
+    for line, message in {
+        "--steps 0": "gradscope: steps is 0; it must be a whole number of at least 1",
+        "--warmup -1": "gradscope: warmup is -1; it must be",
+        "--steps '2": "%%gradscope: no closing quotation in: --steps '2",
+    }.items():
+        with pytest.raises(UsageError, match=message):
+            shell.run_cell_magic("gradscope", line, "ran = 1")
+    assert "ran" not in shell.user_ns
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_help_runs_nothing(shell: InteractiveShell, capsys: pytest.CaptureFixture[str]) -> None:
+    assert shell.run_cell_magic("gradscope", "--help", "ran = 1") is None
+    assert "--no-memory" in capsys.readouterr().out and "ran" not in shell.user_ns
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_options_of_the_cell_are_taken(shell: InteractiveShell) -> None:
+    report = shell.run_cell_magic("gradscope", "--steps 1 --warmup 2 --no-lines", CELL)
+    assert (report.data.workload.steps, report.data.workload.warmup) == (1, 2)
+    assert report.data.memory is not None and not report.data.lines
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("magic", ["%%time", "%%gradscope --steps 2 --warmup 1 --no-memory"])
+@pytest.mark.parametrize(
+    ("end", "error", "shown"),
+    [
+        ("raise ValueError('broken')", ValueError, "ValueError"),
+        ("raise KeyboardInterrupt", KeyboardInterrupt, "KeyboardInterrupt"),
+        ("for x in :", SyntaxError, "SyntaxError"),
+    ],
+)
+def test_a_cell_that_fails_does_so_here_as_under_time(
+    magic: str, end: str, error: type[BaseException], shown: str, shell: InteractiveShell, capsys: Any
+) -> None:
+    result = shell.run_cell(f"{magic}\n{CELL}\n{end}")
+    assert not result.success and isinstance(result.error_in_exec or result.error_before_exec, error)
+    out = capsys.readouterr().out
+    assert out.count("(most recent call last)") == 1  # it comes out once
+    assert shown in out and ("gradscope.Report of 'cell'" in out) == (error is not SyntaxError and "scope" in magic)
+    assert shell.user_ns.get("done") == (None if error is SyntaxError else 20)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_what_the_last_line_is_worth_is_shown(shell: InteractiveShell, capsys: pytest.CaptureFixture[str]) -> None:
+    shell.run_cell_magic("gradscope", "--steps 2 --warmup 1 --no-memory", CELL + "\ndone * 111")
+    assert "2220" in capsys.readouterr().out
