@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from gradscope import units
 from gradscope.errors import UsageError
 from gradscope.tables import LayerSpan, MemoryInfo, RunData
 
@@ -31,7 +32,7 @@ def to_perfetto(run: RunData) -> str:
     events = [
         _name("process_name", _PHASES, f"gradscope {run.workload.target}"),
         _name("thread_name", _PHASES, "phases"),
-        _name("thread_name", _LAYERS, "layers"),
+        _name("thread_name", _LAYERS, _layers_title(memory)),
         *(_slice(_PHASES, one.phase, one.start_ns, one.end_ns) for one in memory.phases),
         *_layers(run, memory.spans),
         *_counters(memory),
@@ -44,6 +45,11 @@ def _name(kind: str, track: int, text: str) -> dict[str, Any]:
     return {"ph": "M", "name": kind, "pid": _PROCESS, "tid": track, "args": {"name": text}}
 
 
+def _layers_title(memory: MemoryInfo) -> str:
+    left_out = memory.spans_left_out
+    return f"layers ({units.count(left_out)} shorter stretches are left out)" if left_out else "layers"
+
+
 def _slice(track: int, name: str, start_ns: int, end_ns: int, **arguments: str) -> dict[str, Any]:
     event = {"ph": "X", "name": name, "pid": _PROCESS, "tid": track, "ts": start_ns / 1e3}
     return {**event, "dur": (end_ns - start_ns) / 1e3, "args": arguments}
@@ -51,39 +57,43 @@ def _slice(track: int, name: str, start_ns: int, end_ns: int, **arguments: str) 
 
 @dataclass(slots=True)
 class _Open:
-    """A slice that has not ended yet."""
+    """A slice, which may grow."""
 
     layer: str
     phase: str
+    level: int  # 0: a root
     start_ns: int
     end_ns: int
 
 
 def _layers(run: RunData, spans: Sequence[LayerSpan]) -> Iterator[dict[str, Any]]:
-    """Slices of layers within those of the layers around them: as long as something below them runs in one phase."""
-    rows = {row.path: row for row in run.layers}
+    """Slices of layers, each behind those around it: of two of the same time a viewer puts the second inside."""
+    kinds = {row.path: row.class_name for row in run.layers}
+    for one in sorted(_opened(run, spans), key=lambda one: (one.start_ns, one.start_ns - one.end_ns, one.level)):
+        kind = kinds.get(one.layer, "")
+        name = one.layer or kind
+        yield _slice(_LAYERS, name, one.start_ns, one.end_ns, phase=one.phase, layer=one.layer, kind=kind)
+
+
+def _opened(run: RunData, spans: Sequence[LayerSpan]) -> list[_Open]:
+    """The slice of each layer that runs, and those of the layers around it: as long as one phase of them lasts."""
+    parents = {row.path: row.parent for row in run.layers}
+    found: list[_Open] = []
     stack: list[_Open] = []
-
-    def ended(level: int) -> Iterator[dict[str, Any]]:
-        while len(stack) > level:
-            one = stack.pop()
-            kind = rows[one.layer].class_name if one.layer in rows else ""
-            name = one.layer or kind
-            yield _slice(_LAYERS, name, one.start_ns, one.end_ns, phase=one.phase, layer=one.layer, kind=kind)
-
     for span in spans:
-        chain = _chain(span.layer, {path: row.parent for path, row in rows.items()})
+        chain = _chain(span.layer, parents)
         level = 0
         while level < min(len(stack), len(chain)) and (stack[level].layer, stack[level].phase) == (
             chain[level],
             span.phase,
         ):
             level += 1
-        yield from ended(level)
-        stack += [_Open(layer, span.phase, span.start_ns, span.end_ns) for layer in chain[level:]]
+        begun = range(level, len(chain))
+        stack[level:] = [_Open(chain[at], span.phase, at, span.start_ns, span.end_ns) for at in begun]
+        found += stack[level:]
         for one in stack:
             one.end_ns = span.end_ns
-    yield from ended(0)
+    return found
 
 
 def _chain(layer: str, parents: dict[str, str | None]) -> list[str]:

@@ -19,7 +19,7 @@ from gradscope.inputs import NotJsonError, UnreadableError, parse_json, read_tex
 from gradscope.report.schema import RENAMED, SchemaMismatch, read_dataclass
 from gradscope.safe_text import cut, shown_path, shown_repr, visible
 from gradscope.tables import SCHEMA_VERSION, ConservationError, RunData
-from gradscope.tables.results import ShapeError, check_tree
+from gradscope.tables.results import ShapeError, check_spans, check_tree
 
 
 def to_json(run: RunData) -> str:
@@ -140,6 +140,8 @@ def from_record(record: Any, name: str) -> RunData:
     try:
         run = read_dataclass(RunData, record, "")
         check_tree(run.layers)
+        if run.memory is not None:
+            check_spans(run.memory.spans or ())
         return run
     except (SchemaMismatch, ShapeError) as error:
         raise RunFileError(f"{name} is damaged: {error}.\nProfile again to write a new one.") from error

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from gradscope.safe_text import shown_value
-from gradscope.tables.memory import CategoryCourse, MemoryInfo
+from gradscope.tables.memory import CategoryCourse, LayerSpan, MemoryInfo
 
 SCHEMA_VERSION = 1
 
@@ -444,6 +444,18 @@ def check_tree(rows: Sequence[LayerRow]) -> None:
     levels: dict[str, int] = {}
     for number, row in enumerate(rows):
         _level(number, row, rows, known, levels)
+
+
+def check_spans(spans: Sequence[LayerSpan]) -> None:
+    """Raise :class:`ShapeError` unless the spans are in order of time, and none overlaps another."""
+    last_ns = 0
+    for number, span in enumerate(spans):
+        if not last_ns <= span.start_ns <= span.end_ns:
+            raise ShapeError(
+                f"memory.spans[{number}] is from {span.start_ns} to {span.end_ns} ns, and the one before ends at "
+                f"{last_ns}"
+            )
+        last_ns = span.end_ns
 
 
 def _level(
