@@ -61,7 +61,6 @@ class _Open:
 
     layer: str
     phase: str
-    level: int  # 0: a root
     start_ns: int
     end_ns: int
 
@@ -69,14 +68,14 @@ class _Open:
 def _layers(run: RunData, spans: Sequence[LayerSpan]) -> Iterator[dict[str, Any]]:
     """Slices of layers, each behind those around it: of two of the same time a viewer puts the second inside."""
     kinds = {row.path: row.class_name for row in run.layers}
-    for one in sorted(_opened(run, spans), key=lambda one: (one.start_ns, one.start_ns - one.end_ns, one.level)):
+    for one in _opened(run, spans):
         kind = kinds.get(one.layer, "")
         name = one.layer or kind
         yield _slice(_LAYERS, name, one.start_ns, one.end_ns, phase=one.phase, layer=one.layer, kind=kind)
 
 
 def _opened(run: RunData, spans: Sequence[LayerSpan]) -> list[_Open]:
-    """The slice of each layer that runs, and those of the layers around it: as long as one phase of them lasts."""
+    """The slices of layers in the order in which they begin, as long as something below them runs in one phase."""
     parents = {row.path: row.parent for row in run.layers}
     found: list[_Open] = []
     stack: list[_Open] = []
@@ -88,8 +87,7 @@ def _opened(run: RunData, spans: Sequence[LayerSpan]) -> list[_Open]:
             span.phase,
         ):
             level += 1
-        begun = range(level, len(chain))
-        stack[level:] = [_Open(chain[at], span.phase, at, span.start_ns, span.end_ns) for at in begun]
+        stack[level:] = [_Open(layer, span.phase, span.start_ns, span.end_ns) for layer in chain[level:]]
         found += stack[level:]
         for one in stack:
             one.end_ns = span.end_ns

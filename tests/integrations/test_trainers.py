@@ -305,12 +305,13 @@ def test_training_goes_on_whatever_fails(
 
 
 @EACH
-def test_files_of_others_stay_and_its_own_are_replaced(train: Any, tmp_path: Path) -> None:
-    (tmp_path / "run.html").write_text("<p>mine", encoding="utf-8")
+@pytest.mark.parametrize(("name", "other"), [("run.html", "run.json"), ("run.json", "run.html")])
+def test_files_of_others_stay_and_its_own_are_replaced(train: Any, name: str, other: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text("<p>mine", encoding="utf-8")
     with pytest.warns(UserWarning, match="gradscope: .*holds something else, so run-2.json is written"):
         train(tmp_path, callback_of(train, str(tmp_path / "run"), **STEPS))
-    assert (tmp_path / "run.html").read_text(encoding="utf-8") == "<p>mine" and not (tmp_path / "run.json").exists()
-    (tmp_path / "run.html").unlink()
+    assert (tmp_path / name).read_text(encoding="utf-8") == "<p>mine" and not (tmp_path / other).exists()
+    (tmp_path / name).unlink()
     for steps in (2, 3):
         train(tmp_path, callback_of(train, str(tmp_path / "run"), steps=steps, warmup=1, memory=False))
     assert sorted(path.name for path in tmp_path.glob("run*")) == ["run-2.html", "run-2.json", "run.html", "run.json"]
