@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
+from typing import Any
 
 from gradscope.compare.budgets import Budgets, check, percentage, regressions
 from gradscope.compare.checkdocument import check_document, hidden, offenders, passes
@@ -65,8 +66,8 @@ def _budgets(
     )
 
 
-def _texts(values: object) -> Sequence[str]:
-    listed = values if isinstance(values, list | tuple) else [values]
+def _texts(values: object) -> list[str]:
+    listed: list[Any] = list(values) if isinstance(values, list | tuple) else [values]
     for value in listed:
         if not isinstance(value, str):
             raise UsageError(
@@ -82,12 +83,9 @@ def _failed(run: _Run, baseline: _Run | None, budgets: Budgets, *, strict: bool)
     checked = check(data, reference, budgets, (name, its_name))
     if passes(checked, strict=strict):
         return None
-    over = f"over the limit: {offenders(checked.over)}" if checked.over else ""
-    return (
-        (over or f"noise hides the limit: {hidden(checked.inconclusive)}")
-        + "\n"
-        + to_text(check_document(checked, strict=strict))
-    )
+    hides = f"noise hides the limit: {hidden(checked.inconclusive)}"
+    first = f"over the limit: {offenders(checked.over)}" if checked.over else hides
+    return f"{first}\n{to_text(check_document(checked, strict=strict))}"
 
 
 def _loaded(run: object, name: str) -> tuple[RunData, str]:
