@@ -145,10 +145,12 @@ class LineSampler:
             self._thread.start()
 
     def stop(self) -> None:
-        """End, and wait for it."""
-        if self._thread is not None:
+        """End, and wait for it; it may begin again."""
+        thread, self._thread = self._thread, None
+        if thread is not None:
             self._stop.set()
-            self._thread.join()
+            thread.join()
+            self._stop.clear()
 
     def facts(self) -> list[dict[str, Any]]:
         """The lines where most time was spent: ``line``, "train.py:12"; ``share`` of the time between the phases;

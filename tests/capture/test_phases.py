@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from types import SimpleNamespace
 from typing import Any
 
@@ -227,3 +228,38 @@ def test_parameters_at_the_peak_are_known_where_no_model_is_told(given: bool) ->
     assert prof.report is not None and prof.report.data.memory is not None
     held = {row.category: row.bytes for row in prof.report.data.memory.at_peak if row.owner == ""}
     assert held["parameters"] == held["gradients"] == 4 * (4 * 4 + 4)
+
+
+def test_lines_are_not_looked_at_in_a_pause_of_the_warm_up() -> None:
+    run = run_of()
+    phase = WarmUp(run, 3)
+    try:
+        phase.resume()
+        assert run.sampler._thread is None  # a loop begins in the first step
+        phase.begin_step()
+        phase.done = 1
+        phase.end_step()
+        assert run.sampler._thread is not None
+        assert phase.pause() and run.sampler._thread is None
+        phase.resume()
+        assert run.sampler._thread is not None and run.sampler._thread.is_alive()
+    finally:
+        run.sampler.stop()
+
+
+def test_a_pause_reads_the_steps_that_were_timed_and_drops_the_rest() -> None:
+    """A profiler would hold the rows of an evaluation; one that saw no whole step has nothing to be read."""
+    run = run_of()
+    run.reader = reader = Reader(300)  # type: ignore[assignment]
+    phase = Timed(run, 3)
+    with ExitStack() as exits:
+        phase.enter(exits)
+        assert phase.pause() and not reader.read and run.profiler is None
+        phase.resume()
+        for _ in range(2):
+            phase.begin_step()
+            phase.end_step()
+        assert phase.pause() and len(reader.read) == 1 and run.budget.rows == 150 and run.profiler is None
+        phase.resume()
+        assert run.profiler is not None and run.loaders.counting
+    assert run.profiler is None

@@ -213,8 +213,12 @@ class WarmUp(Phase):
             self.run.sampler.start()
 
     def pause(self) -> bool:
-        self.run.sampler.stop()  # until a step has ended
+        self.run.sampler.stop()
         return True
+
+    def resume(self) -> None:
+        if self.done:
+            self.run.sampler.start()
 
 
 class Unprofiled(Phase):
