@@ -19,6 +19,7 @@ from gradscope.capture.phases.memory import Memory
 from gradscope.capture.phases.survey import Survey
 from gradscope.capture.phases.timed import Timed, Unprofiled, WarmUp, read_timed
 from gradscope.capture.result import Capture
+from gradscope.capture.session import Session
 from gradscope.capture.system import StepCost
 from gradscope.tables import Options
 
@@ -263,3 +264,22 @@ def test_a_pause_reads_the_steps_that_were_timed_and_drops_the_rest() -> None:
         phase.resume()
         assert run.profiler is not None and run.loaders.counting
     assert run.profiler is None
+
+
+def test_a_pause_ends_a_phase_that_the_report_is_whole_without() -> None:
+    """Begun anew after each evaluation it would never end, and no report come before the training's end."""
+
+    class More(Phase):
+        name, optional, kept = "more", True, False
+
+        def keep(self) -> None:
+            self.kept = True
+
+    session = Session(Options(steps=1, warmup=1))
+    more = More(session.run, 5)
+    session._phases = [more]
+    with session:
+        assert not session.boundary()
+        session.pause()
+        session.resume()
+        assert more.kept and session.boundary()
