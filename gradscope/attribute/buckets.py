@@ -21,9 +21,9 @@ from gradscope import ops
 from gradscope.attribute.align_steps import Assigned
 from gradscope.attribute.cost_table import Contribution
 from gradscope.attribute.device import DeviceTime
-from gradscope.attribute.nodes import nearest
+from gradscope.attribute.nodes import nearest, passes_around
 from gradscope.attribute.rows import INHERIT, Category
-from gradscope.attribute.waits import Behind, behind_last_nodes, copies_of_gradients, passes_around
+from gradscope.attribute.waits import Behind, behind_last_nodes, copies_of_gradients
 from gradscope.tables import BucketRow, EventTable, IntColumn, ModuleInfo, ReducerInfo, RowKind
 
 Shares = Sequence[tuple[int, int]]  # (layer, weight)

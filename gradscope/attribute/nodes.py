@@ -109,9 +109,13 @@ def nearest(table: EventTable, start: IntColumn, kinds: tuple[RowKind, ...]) -> 
 
 
 def outermost_passes(table: EventTable) -> IntColumn:
-    """Return the rows of the backward passes that no other one is around, in the order in which they began."""
+    """Return the rows of the backward passes that no other one is around, in the order in which they began.
+
+    On the engine's own thread a nested one lies in a node, and its outer one in another thread.
+    """
     windows = np.flatnonzero(table.kind == RowKind.BACKWARD)
-    outer = nearest(table, table.parent[windows].astype(np.int64), (RowKind.BACKWARD,))
+    around = (RowKind.BACKWARD, RowKind.NODE, RowKind.ACCUMULATE)
+    outer = nearest(table, table.parent[windows].astype(np.int64), around)
     windows = windows[outer < 0]
     return windows[np.argsort(table.start_ns[windows])]
 
@@ -120,6 +124,22 @@ def pass_of(table: EventTable, rows: IntColumn) -> IntColumn:
     """Return the number of the outermost backward pass that each row ran in; -1 before the first."""
     starts = table.start_ns[outermost_passes(table)]
     return (np.searchsorted(starts, table.start_ns[rows], side="right") - 1).astype(np.int64)
+
+
+def passes_around(table: EventTable, rows: IntColumn) -> IntColumn:
+    """Return the row of the outermost pass during which each of these rows began, on whatever thread; -1 for none."""
+    windows = outermost_passes(table)
+    if not len(windows):
+        return np.full(len(rows), -1, np.int64)
+    number = pass_of(table, rows)
+    window = windows[np.maximum(number, 0)]
+    return np.where((number >= 0) & (table.start_ns[rows] < table.end_ns[window]), window, -1)
+
+
+def innermost_pass_around(table: EventTable, rows: IntColumn) -> IntColumn:
+    """Return the row of the innermost pass that each of these rows ran in, on whatever thread; -1 for none."""
+    inside = nearest(table, rows, (RowKind.BACKWARD,))
+    return np.where(inside >= 0, inside, passes_around(table, rows))
 
 
 def innermost_pass_of(table: EventTable, rows: IntColumn) -> IntColumn:

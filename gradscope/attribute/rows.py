@@ -20,9 +20,12 @@ from gradscope.attribute.nodes import (
     NodeLabels,
     NodeNumbers,
     above_lines,
+    innermost_pass_around,
     label_nodes,
     nearest,
     number_nodes,
+    outermost_passes,
+    passes_around,
     span_labels,
 )
 from gradscope.attribute.sharding import owners_of_pieces
@@ -157,6 +160,7 @@ def read_skeleton(
     marks = np.full(len(table), INHERIT, np.int8)
     marks[np.isin(table.kind, (RowKind.BACKWARD, RowKind.NODE, RowKind.ACCUMULATE))] = 1
     marks[table.kind == RowKind.OPTIMIZER] = 0
+    marks[beside_nodes(table)] = 1
     in_backward = levels.propagate(marks, 0).astype(bool)
     numbers = number_nodes(table)
     owner = label_nodes(table, numbers, NodeLabels(table, calls, RowKind.CALL), RowKind.CALL, in_backward)
@@ -183,6 +187,24 @@ def read_skeleton(
     )
 
 
+def beside_nodes(table: EventTable) -> IntColumn:
+    """Return the topmost rows on the engine's own threads that are no nodes: callbacks behind the last node of a pass.
+
+    For tensors on a device the engine has threads of its own, on which DDP's reducer and FSDP end a pass.
+    """
+    nodes = np.flatnonzero(np.isin(table.kind, (RowKind.NODE, RowKind.ACCUMULATE)))
+    loose = (
+        nearest(table, table.parent[nodes].astype(np.int64), (RowKind.BACKWARD, RowKind.NODE, RowKind.ACCUMULATE)) < 0
+    )
+    others = np.unique(table.thread[np.isin(table.kind, (RowKind.STEP, RowKind.OPTIMIZER))])
+    others = np.union1d(others, table.thread[outermost_passes(table)])
+    engine = np.setdiff1d(table.thread[nodes[loose]], others)
+    rows = np.flatnonzero((table.depth == 0) & np.isin(table.thread, engine))
+    rows = rows[~np.isin(table.kind[rows], (RowKind.NODE, RowKind.ACCUMULATE))]
+    found: IntColumn = rows[passes_around(table, rows) >= 0]
+    return found
+
+
 def _recomputed_rows(table: EventTable, in_backward: BoolColumn) -> IntColumn:
     """Return where forward is run again outside of every module call: the topmost row of each such stretch.
 
@@ -203,7 +225,7 @@ def _recomputed_rows(table: EventTable, in_backward: BoolColumn) -> IntColumn:
     function = (table.kind[above] == RowKind.OP) & (grandparent == RowKind.NODE)
     function &= (table.sequence[above] >= 0) & (table.forward_thread[above] > 0)
     rows, above = rows[function], above[function]
-    window = nearest(table, above, (RowKind.BACKWARD,))
+    window = innermost_pass_around(table, above)
     plain = (window >= 0) & (table.argument[window] % 2 == 0)
     rows, above = rows[plain], above[plain]
     is_aten = np.array(["::" in name for name in table.names], bool)
@@ -265,6 +287,9 @@ def assign_rows(skeleton: Skeleton, accumulate_owner: IntColumn, sum_rows: IntCo
     category[within], owner[within] = INHERIT, INHERIT
     own = table.kind == RowKind.OWN
     category[own], owner[own] = Category.OTHER, OUTSIDE
+    beside = beside_nodes(table)
+    reduces = any("reducer::" in name for name in table.names)  # among its rows are copies and views without a name
+    category[beside], owner[beside] = Category.COMMUNICATION if reduces else Category.ENGINE, OUTSIDE
     optimizer = table.kind == RowKind.OPTIMIZER
     category[optimizer], owner[optimizer] = Category.OPTIMIZER, OUTSIDE
     category[_closure_rows(table)] = Category.FORWARD
@@ -457,13 +482,13 @@ def self_times(table: EventTable, start: IntColumn | None = None, end: IntColumn
 
 def _without_other_threads(table: EventTable, start: IntColumn, end: IntColumn, own: IntColumn) -> IntColumn:
     """Take from a backward's own time what other threads evaluated meanwhile: it is counted there."""
-    windows = np.flatnonzero(table.kind == RowKind.BACKWARD)
+    windows = outermost_passes(table)
     loose = np.flatnonzero(np.isin(table.kind, (RowKind.NODE, RowKind.ACCUMULATE)))
     around = (RowKind.BACKWARD, RowKind.NODE, RowKind.ACCUMULATE)
     loose = loose[nearest(table, table.parent[loose].astype(np.int64), around) < 0]
+    loose = np.concatenate([loose, beside_nodes(table)])
     if not len(windows) or not len(loose):
         return own
-    windows = windows[np.argsort(table.start_ns[windows])]
     place = np.searchsorted(table.start_ns[windows], table.start_ns[loose], side="right") - 1
     inside = (place >= 0) & (table.start_ns[loose] < table.end_ns[windows[place]])
     loose, place = loose[inside], place[inside]

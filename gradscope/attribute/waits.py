@@ -17,7 +17,7 @@ from gradscope.attribute.align_steps import Assigned
 from gradscope.attribute.cost_table import Contribution
 from gradscope.attribute.device import Stretches
 from gradscope.attribute.gaps import Gap, done_elsewhere, find_gaps, trains, wait_for
-from gradscope.attribute.nodes import nearest, outermost_passes, pass_of
+from gradscope.attribute.nodes import nearest, passes_around
 from gradscope.attribute.rows import BACKWARD_CATEGORIES, INHERIT, BoolColumn, Category, Skeleton
 from gradscope.tables import EventTable, IntColumn, RowKind
 
@@ -163,13 +163,3 @@ def _that_wait_later(table: EventTable) -> IntColumn:
     above = nearest(table, begun, (RowKind.ACCUMULATE, RowKind.NODE, RowKind.CALL))
     ready = (above >= 0) & (table.kind[above] == RowKind.ACCUMULATE)
     return np.concatenate([np.flatnonzero(table.kind == RowKind.SHARDING), begun[ready]])
-
-
-def passes_around(table: EventTable, rows: IntColumn) -> IntColumn:
-    """Return the row of the outermost pass during which each of these rows began, on whatever thread; -1 for none."""
-    windows = outermost_passes(table)
-    if not len(windows):
-        return np.full(len(rows), -1, np.int64)
-    number = pass_of(table, rows)
-    window = windows[np.maximum(number, 0)]
-    return np.where((number >= 0) & (table.start_ns[rows] < table.end_ns[window]), window, -1)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from gradscope import markers
-from gradscope.attribute.nodes import nearest, number_nodes
+from gradscope.attribute.nodes import innermost_pass_around, nearest, number_nodes
 from gradscope.chrome.reading import ANNOTATION, BACKWARD, CALL, HOST, MODULE, RUNTIME, Exported, ns
 from gradscope.errors import TraceFileError
 from gradscope.tables import BEFORE_THE_TRACE, EventTable, Int32Column, IntColumn, KernelTable, RowKind, SpanTable
@@ -384,7 +384,7 @@ def _with_graphs(table: EventTable) -> EventTable:
     last = np.full(len(table), -1, np.int64)
     last[table.parent[inner]] = inner  # rows of a thread come in order of start
     last = last[last >= 0]
-    window = nearest(table, last[(table.sequence[last] >= 0) & (table.forward_thread[last] == 0)], (RowKind.BACKWARD,))
+    window = innermost_pass_around(table, last[(table.sequence[last] >= 0) & (table.forward_thread[last] == 0)])
     argument = table.argument.copy()
     argument[window[window >= 0]] = 1
     return replace(table, argument=argument)
