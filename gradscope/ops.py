@@ -102,6 +102,7 @@ COLLECTIVES = (
     "torch::distributed::reducer::",  # DDP's, before a collective
     "torch.distributed.ddp.reducer::",  # and behind it
 )
+WAIT_ROW = "c10d::wait"  # so begin gradscope's own rows around a wait that Python makes
 WAITS = "(waits for "  # so the names of waits begin in tables, which have no rows of their own
 WAIT = WAITS + "other ranks)"  # behind the last node of a pass
 COLLECTIVE_KERNEL = re.compile(

@@ -23,7 +23,6 @@ from gradscope.capture.modules import MODULE_CALLS
 from gradscope.capture.naming import ModuleNames, name_called, roots_of_models
 from gradscope.capture.phases import SETTLING_STEPS
 from gradscope.capture.phases.lines import Lines
-from gradscope.capture.reducers import reducers_of
 from gradscope.capture.registry import local_path
 from gradscope.capture.result import Capture, SurveyStep, TimedSteps, TracedSteps
 from gradscope.tables import IntColumn, LineInfo, Progress, ReducerInfo, SpanTable
@@ -80,14 +79,22 @@ def read_timed(capture: Capture, known: Mapping[str, nn.Module], progress: Progr
     parents = names.calling_parents([names.rows[label] for label in timed.recorder.called() if label >= 0])
     rows, outside = _rows_of_calls(capture, names, set(timed.recorder.roots))
     skeleton = read_skeleton(table, _relabelled(spans, rows), parents, outside, _paths(names))
-    reducers: tuple[ReducerInfo, ...] = ()
-    with Guard(capture.failed).over("reading DDP's buckets"):
-        reducers = reducers_of(names.tops, names.path_of, lambda parameters: _owners(names, parameters))
-    return TimedTrace(timed, names, parents, skeleton, _passes(timed, names), len(table), stretches, reducers)
+    return TimedTrace(
+        timed, names, parents, skeleton, _passes(timed, names), len(table), stretches, _reducers(timed, names)
+    )
 
 
-def _owners(names: ModuleNames, parameters: Sequence[torch.Tensor]) -> list[int]:
-    return [info.owners[0] if info.owners else OUTSIDE for info in names.parameters(parameters)]
+def _reducers(timed: TimedSteps, names: ModuleNames) -> tuple[ReducerInfo, ...]:
+    """The models of DDP, with layers by row."""
+    rows = [*names.rows, OUTSIDE]
+    return tuple(
+        replace(
+            info,
+            path=names.infos[rows[label]].path if rows[label] >= 0 else "",
+            buckets=tuple(tuple((max(rows[owner], OUTSIDE), size) for owner, size in each) for each in info.buckets),
+        )
+        for label, info in timed.reducers
+    )
 
 
 def _paths(names: ModuleNames) -> list[str]:

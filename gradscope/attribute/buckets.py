@@ -21,9 +21,10 @@ from gradscope import ops
 from gradscope.attribute.align_steps import Assigned
 from gradscope.attribute.cost_table import Contribution
 from gradscope.attribute.device import DeviceTime
+from gradscope.attribute.gaps import begins, done_elsewhere
 from gradscope.attribute.nodes import nearest, passes_around
 from gradscope.attribute.rows import INHERIT, Category
-from gradscope.attribute.waits import Behind, behind_last_nodes, copies_of_gradients
+from gradscope.attribute.waits import Behind, behind_last_nodes, copies_of_gradients, waits_behind
 from gradscope.tables import BucketRow, EventTable, IntColumn, ModuleInfo, ReducerInfo, RowKind
 
 Shares = Sequence[tuple[int, int]]  # (layer, weight)
@@ -68,12 +69,17 @@ def sent_buckets(assigned: Assigned, reducers: Sequence[ReducerInfo], device: De
     around = passes_around(table, begun)
     windows = np.unique(around[around >= 0])
     gradients = _Gradients.read(assigned)
+    waited = waits_behind(table, hooked=any(reducer.hooked for reducer in reducers))
     found: list[Sent] = []
     for window, behind in behind_last_nodes(table, windows).items():
         rows = begun[around == window]
         in_pass = list(_matched(assigned, reducers, window, rows, gradients, behind.last_ns))
         in_pass = _with_copies(table, reducers, window, in_pass)
-        found += _with_waits(table, window, rows, in_pass, behind) if in_pass and device is None else in_pass
+        if in_pass and device is None:
+            # For a parameter that had no gradient the reducer waits for the last collective before it copies anything.
+            by_copies = not any(reducers[bucket.reducer].finds_unused for bucket in in_pass)
+            in_pass = _with_waits(table, window, in_pass, behind, int(waited[window]), by_copies=by_copies)
+        found += in_pass
     return tuple(found if device is None else _with_kernels(assigned, found, device))
 
 
@@ -189,14 +195,12 @@ class _Gradients:
 
 def _begun(table: EventTable) -> IntColumn:
     """Rows that begin a collective in the hook on a gradient, in order of time."""
-    named = np.array([name.startswith("c10d::") for name in table.names], bool)
-    rows = np.flatnonzero((table.kind == RowKind.COMMUNICATION) & named[table.name] & (table.parent >= 0))
+    rows = begins(table)
+    rows = rows[table.parent[rows] >= 0]
     # One that another row of communication is around is a part of that one.
-    above = nearest(
-        table, table.parent[rows].astype(np.int64), (RowKind.ACCUMULATE, RowKind.NODE, RowKind.COMMUNICATION)
-    )
-    rows = rows[(above >= 0) & (table.kind[above] == RowKind.ACCUMULATE)]
-    return rows[np.argsort(table.start_ns[rows], kind="stable")]
+    around = (RowKind.ACCUMULATE, RowKind.NODE, RowKind.COMMUNICATION)
+    above = nearest(table, table.parent[rows].astype(np.int64), around)
+    return rows[(above >= 0) & (table.kind[above] == RowKind.ACCUMULATE)]
 
 
 def _matched(
@@ -249,42 +253,41 @@ def _with_copies(table: EventTable, reducers: Sequence[ReducerInfo], window: int
     ]
 
 
-def _with_waits(table: EventTable, window: int, rows: IntColumn, sent: Sequence[Sent], behind: Behind) -> list[Sent]:
+def _with_waits(
+    table: EventTable, window: int, sent: Sequence[Sent], behind: Behind, waited: int, *, by_copies: bool
+) -> list[Sent]:
     """Add what was waited for each bucket behind the last node: from when the one before it was there until it was.
 
     It is there when the first gradient is copied out of it. Where none is, since gradients are views of it, the row
     tells that the process group's thread writes for its collective, in the order in which they were begun; where those
     are missing too, what was waited for all is split by bytes.
     """
-    there = _there(table, window, rows, sent)
+    there = _there(table, window, sent, by_copies=by_copies)
     if there is None:
-        sizes = [(number, sum(size for _, size in bucket.layers)) for number, bucket in enumerate(sent)]
-        parts = split(behind.waited_ns(behind.until_ns), sizes)
-        return [replace(sent[number], exposed_ns=ns) for number, ns in parts]
-    found = []
-    waited = 0
-    # What is left behind the last one went by until the thread that waits for it was woken.
-    for bucket, at in zip(sent, [*there[:-1], behind.until_ns], strict=True):
-        upto = max(behind.waited_ns(at), waited)
-        found.append(replace(bucket, exposed_ns=upto - waited))
-        waited = upto
-    return found
+        shares = [(number, sum(size for _, size in bucket.layers)) for number, bucket in enumerate(sent)]
+    else:
+        # What is left behind the last one went by until the thread that waits for it was woken.
+        upto = np.maximum.accumulate([behind.waited_ns(at) for at in (*there[:-1], behind.until_ns)])
+        shares = list(enumerate(np.diff(upto, prepend=0).tolist()))
+    return [replace(sent[number], exposed_ns=ns) for number, ns in split(waited, shares)]
 
 
-def _there(table: EventTable, window: int, rows: IntColumn, sent: Sequence[Sent]) -> list[int] | None:
+def _there(table: EventTable, window: int, sent: Sequence[Sent], *, by_copies: bool) -> list[int] | None:
     """When each bucket was there; None where the trace does not say."""
-    if all(bucket.copies for bucket in sent):
+    if by_copies and all(bucket.copies for bucket in sent):
         return [int(table.start_ns[bucket.copies[0][0]]) for bucket in sent]
-    ends = _ends(table, window, rows)
+    ends = _ends(table, window)
     return None if ends is None else [ends[bucket.row] for bucket in sent]
 
 
-def _ends(table: EventTable, window: int, rows: IntColumn) -> dict[int, int] | None:
-    """When each of the collectives that ``rows`` begin was done; None where the trace does not say."""
-    trains = table.thread[window]
-    others = (table.kind == RowKind.COMMUNICATION) & (table.thread != trains) & (table.depth == 0)
-    others &= (table.start_ns >= table.start_ns[rows[0]]) & (table.start_ns <= table.end_ns[window])
-    done = np.flatnonzero(others)
+def _ends(table: EventTable, window: int) -> dict[int, int] | None:
+    """When each collective that the pass began was done; None where the trace does not say."""
+    rows = begins(table)
+    rows = rows[(table.start_ns[rows] >= table.start_ns[window]) & (table.start_ns[rows] <= table.end_ns[window])]
+    inside = nearest(table, table.parent[rows].astype(np.int64), (RowKind.COMMUNICATION,)) >= 0
+    rows = rows[~inside]
+    done = done_elsewhere(table)
+    done = done[(table.start_ns[done] >= table.start_ns[rows[0]]) & (table.start_ns[done] <= table.end_ns[window])]
     if len(done) != len(rows):
         return None
     done = done[np.argsort(table.start_ns[done], kind="stable")]

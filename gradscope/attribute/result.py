@@ -113,7 +113,7 @@ def build_result(
     own, names = own_contribution(assigned, own_ns)
     if device is None:  # else a part of it is hidden behind the device's work, nobody knows which
         own, hooks = take_out(own, hook_cost(table, assigned.skeleton.calls), names)
-        own, waits = take_out_waits(assigned, own, names)
+        own, waits = take_out_waits(assigned, own, names, hooked=any(one.hooked for one in reducers))
         parts = [*move_recompute_gaps(assigned, own), hooks, *waits]
     else:
         parts = move_recompute_gaps(assigned, own)
@@ -286,7 +286,8 @@ def _with_communication(
 ) -> tuple[tuple[LayerRow, ...], StepTimes]:
     """Add what the layers' forward spent on communication, and what the whole step did, where there was any."""
     communicates = communication_rows(assigned.skeleton)
-    if not communicates.any():
+    waits = any(len(part.row) and (part.communicates or part.apart == Category.COMMUNICATION) for part in parts)
+    if not waits and not communicates.any():
         return rows, step
     steps = max(len(assigned.steps), 1)
     in_all = 0

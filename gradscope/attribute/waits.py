@@ -1,13 +1,12 @@
 """What is communication between ranks: collectives, and waits for other ranks, which have no rows of their own.
 
-A wait for a collective lies in a gap of a thread (:mod:`gradscope.attribute.gaps`). DDP's reducer, and FSDP, wait in
-callbacks that the engine runs behind the last node of a pass (``torch::autograd::Engine::queue_callback``): what such a
-pass spends there by itself is waiting.
+DDP's reducer, and FSDP, wait in callbacks that the engine runs behind the last node of a pass
+(``torch::autograd::Engine::queue_callback``): what such a pass spends there by itself is waiting, until the last
+collective that it began is done. DDP's buffers are waited for in a gap (:mod:`gradscope.attribute.gaps`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -16,69 +15,39 @@ from gradscope import ops
 from gradscope.attribute.align_steps import Assigned
 from gradscope.attribute.cost_table import Contribution
 from gradscope.attribute.device import Stretches
-from gradscope.attribute.gaps import Gap, done_elsewhere, find_gaps, trains, wait_for
+from gradscope.attribute.gaps import WOKEN_NS, done_elsewhere, find_gaps, trains, wait_for
 from gradscope.attribute.nodes import nearest, passes_around
-from gradscope.attribute.rows import BACKWARD_CATEGORIES, INHERIT, BoolColumn, Category, Skeleton
+from gradscope.attribute.rows import INHERIT, BoolColumn, Category, Skeleton
 from gradscope.tables import EventTable, IntColumn, RowKind
 
 
 def take_out_waits(
-    assigned: Assigned, own: Contribution, names: tuple[str, ...]
+    assigned: Assigned, own: Contribution, names: tuple[str, ...], *, hooked: bool = False
 ) -> tuple[Contribution, list[Contribution]]:
-    """``own`` without the waits, and the waits.
+    """``own`` without the waits that have no rows, and the waits.
 
-    For tensors on the CPU: on a device it is a stream that waits, and the callback only tells it to. In backward a wait
-    is communication, for the layer of its row; elsewhere it stays in its phase.
+    For tensors on the CPU: on a device it is a stream that waits, and the callback only tells it to. Behind the last
+    node of a pass a wait is communication, in a module's forward it stays the module's.
 
     Args:
         own: every row's own time, in the order of the rows.
         names: of the operations.
+        hooked: a hook of the program's own reduces gradients, and may go on behind a collective.
     """
-    table, category = assigned.skeleton.table, assigned.rows.category
-    behind = np.minimum(_waits(table), own.ns)
+    table = assigned.skeleton.table
+    behind = np.minimum(waits_behind(table, hooked=hooked), own.ns)
     rows = np.flatnonzero(behind > 0)
     op = np.full(len(rows), names.index(ops.WAIT), np.int64)
     found = [Contribution(rows, op, behind[rows], np.ones(len(rows), np.int64), Category.COMMUNICATION)]
     left = own.ns - behind
-    handled = set(rows.tolist())
-    inside: list[Gap] = []
-    between: list[Gap] = []
-    for gap in find_gaps(table):
-        if gap.row in handled:
-            continue
-        if gap.row >= 0:
-            gap.ns = min(gap.ns, int(left[gap.row]))
-            left[gap.row] -= gap.ns
-        (inside if gap.row >= 0 else between).append(gap)
-    in_backward = np.isin(category[np.array([gap.row for gap in inside], np.int64)], BACKWARD_CATEGORIES).tolist()
-    of_layers = _contribution(table, [gap for gap, mine in zip(inside, in_backward, strict=True) if mine], names)
-    layer = assigned.rows.owner[of_layers.row]
-    found.append(replace(of_layers, apart=Category.COMMUNICATION, layer=layer))
-    elsewhere = _contribution(table, [gap for gap, mine in zip(inside, in_backward, strict=True) if not mine], names)
-    found.append(replace(elsewhere, communicates=True))
-    found.append(_between_the_phases(assigned, between, names))
-    return Contribution(own.row, own.op, left, own.calls), found
-
-
-def _contribution(table: EventTable, gaps: Sequence[Gap], names: tuple[str, ...]) -> Contribution:
+    gaps = find_gaps(table)
+    for gap in gaps:
+        gap.ns = min(gap.ns, int(left[gap.row]))
+        left[gap.row] -= gap.ns
     rows, ns = (np.array([getattr(gap, what) for gap in gaps], np.int64) for what in ("row", "ns"))
-    op = [names.index(wait_for(table.names[table.name[gap.collective]])) for gap in gaps]
-    return Contribution(rows, np.array(op, np.int64), ns, np.ones(len(gaps), np.int64))
-
-
-def _between_the_phases(assigned: Assigned, gaps: Sequence[Gap], names: tuple[str, ...]) -> Contribution:
-    """No row is open: each is charged to a row of its step, whichever."""
-    steps = assigned.steps
-    part = _contribution(assigned.skeleton.table, gaps, names)
-    at = np.array([gap.start_ns + gap.ns - 1 for gap in gaps], np.int64)
-    step = np.searchsorted(steps.start_ns, at, side="right") - 1
-    inside = step >= 0
-    inside[inside] = at[inside] < steps.end_ns[step[inside]]
-    number, first = np.unique(steps.of_row, return_index=True)
-    row_of = dict(zip(number.tolist(), first.tolist(), strict=True))
-    kept = np.array([bool(ok) and int(one) in row_of for ok, one in zip(inside, step, strict=True)], bool)
-    row = np.array([row_of[int(one)] for one in step[kept]], np.int64)
-    return Contribution(row, part.op[kept], part.ns[kept], part.calls[kept], apart=Category.OTHER, communicates=True)
+    op = np.array([names.index(wait_for(table.names[table.name[gap.collective]])) for gap in gaps], np.int64)
+    found.append(Contribution(rows, op, ns, np.ones(len(gaps), np.int64), communicates=True))
+    return Contribution(own.row, own.op, left, own.calls), found
 
 
 def communication_rows(skeleton: Skeleton) -> BoolColumn:
@@ -147,14 +116,24 @@ def copies_of_gradients(table: EventTable) -> BoolColumn:
     return np.array([name.endswith("::copy_bucket_to_grad") for name in table.names], bool)[table.name]
 
 
-def _waits(table: EventTable) -> IntColumn:
+def waits_behind(table: EventTable, *, hooked: bool) -> IntColumn:
     """For each row how long it waited: of an outermost pass with such callbacks the time behind its last node."""
     found = np.zeros(len(table), np.int64)
-    around = passes_around(table, _that_wait_later(table))
+    later = _that_wait_later(table)
+    around = passes_around(table, later)
     windows = np.unique(around[around >= 0])
     for window, behind in behind_last_nodes(table, windows).items():
-        found[window] = max(behind.waited_ns(behind.until_ns), 0)
+        until = behind.until_ns if hooked else min(behind.until_ns, _done_ns(table, later[around == window], window))
+        found[window] = max(behind.waited_ns(until), 0)
     return found
+
+
+def _done_ns(table: EventTable, later: IntColumn, window: int) -> int:
+    """When the last collective was done that these rows of a pass began; its end where the trace does not tell."""
+    done = done_elsewhere(table)
+    first = table.start_ns[later].min()
+    done = done[(table.start_ns[done] >= first) & (table.start_ns[done] <= table.end_ns[window])]
+    return int(table.end_ns[done].max()) + WOKEN_NS if len(done) else int(table.end_ns[window])
 
 
 def _that_wait_later(table: EventTable) -> IntColumn:

@@ -10,41 +10,39 @@ from torch import nn
 
 from gradscope.compat import reducer_log
 from gradscope.tables import ReducerInfo
-from gradscope.tree import modules_of, named_modules_of
+from gradscope.tree import named_modules_of
 
 
 def reducers_of(
-    tops: Iterable[nn.Module],
-    path_of: Callable[[nn.Module], str],
-    owners_of: Callable[[Sequence[torch.Tensor]], Sequence[int]],
-) -> tuple[ReducerInfo, ...]:
-    """The DDP models in ``tops`` whose buckets are known.
+    modules: Iterable[nn.Module],
+    label_of: Callable[[nn.Module], int | None],
+    owners_of: Callable[[torch.Tensor], Sequence[int]],
+) -> tuple[tuple[int, ReducerInfo], ...]:
+    """The DDP models among ``modules`` whose buckets are known, each with its label; its path is to be found out.
 
     Args:
-        path_of: the path of a module.
-        owners_of: of each parameter the row of its layer, -1 for none.
+        label_of: a number for a module; None for one that is not to be told.
+        owners_of: the numbers of the modules that hold a parameter: the first is what the buckets have.
     """
     if not torch.distributed.is_available():
         return ()
     kind = torch.nn.parallel.DistributedDataParallel
     found = []
-    for model in (module for top in tops for module in modules_of(top) if isinstance(module, kind)):
-        log = reducer_log(model)
+    for model in (module for module in modules if isinstance(module, kind)):
+        log, label = reducer_log(model), label_of(model)
         parameters = list(_reduced(model))
         buckets = _buckets(log, [_bytes(parameter) for parameter in parameters])
-        if buckets is None:
+        if buckets is None or label is None:
             continue
-        owners = owners_of(parameters)
-        found.append(
-            ReducerInfo(
-                path=path_of(model),
-                cap_bytes=int(log.get("bucket_cap_bytes") or 0),
-                finds_unused=bool(log.get("find_unused_parameters")),
-                buckets=tuple(
-                    tuple((owners[place], _bytes(parameters[place])) for place in bucket) for bucket in buckets
-                ),
-            )
+        owners = [next(iter(owners_of(parameter)), -1) for parameter in parameters]
+        info = ReducerInfo(
+            path="",
+            cap_bytes=int(log.get("bucket_cap_bytes") or 0),
+            finds_unused=bool(log.get("find_unused_parameters")),
+            buckets=tuple(tuple((owners[place], _bytes(parameters[place])) for place in bucket) for bucket in buckets),
+            hooked=bool(log.get("comm_hook")),
         )
+        found.append((label, info))
     return tuple(found)
 
 

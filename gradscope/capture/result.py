@@ -14,7 +14,16 @@ from gradscope.capture.modules import CallRecorder
 from gradscope.capture.passes import PassRecorder
 from gradscope.capture.registry import ModuleRegistry, Seen
 from gradscope.capture.storages import Census
-from gradscope.tables import EventTable, GraphNode, LineInfo, OptimizerFact, Options, SpanTable, TakenStep
+from gradscope.tables import (
+    EventTable,
+    GraphNode,
+    LineInfo,
+    OptimizerFact,
+    Options,
+    ReducerInfo,
+    SpanTable,
+    TakenStep,
+)
 
 
 @dataclass
@@ -30,6 +39,7 @@ class TimedSteps:
     waited_ns: int | None = None  # for a core, in the mean of the other steps; None where the system does not tell
     tables: list[EventTable] = field(default_factory=list)  # one a stretch that was read while the run went on
     last_steps: int = 0  # that the last profiler saw
+    reducers: tuple[tuple[int, ReducerInfo], ...] = ()  # with the label of each model; layers are labels, too
 
 
 @dataclass

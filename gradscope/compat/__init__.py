@@ -18,6 +18,7 @@ from gradscope.compat.engine import (
     held_by_checkpoint,
     hook_dicts,
     marking_recompute,
+    marking_waits,
     saved_value,
     swap_engine_entry,
 )
@@ -71,6 +72,7 @@ __all__ = [
     "kineto_tree",
     "live_device_blocks",
     "marking_recompute",
+    "marking_waits",
     "new_profiler",
     "open_range",
     "require_no_profiler",

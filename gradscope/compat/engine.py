@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 from gradscope.compat.profilers import TraceMarker
+from gradscope.ops import WAIT_ROW
 
 
 def saved_value(saved: Any) -> Any:
@@ -132,3 +135,38 @@ def marking_recompute(name: str) -> Iterator[None]:
     finally:
         if module._recomputation_hook is Marked:
             module._recomputation_hook = original
+
+
+# What a collective's ``Work`` is for, by torch's own numbers: torch/csrc/distributed/c10d/Work.hpp, ``OpType``.
+_OPERATIONS = (
+    *("broadcast", "all_reduce", "all_reduce_coalesced", "reduce", "all_gather", "all_gather_base"),
+    *("all_gather_coalesced", "gather", "scatter", "reduce_scatter", "all_to_all_base", "all_to_all", "send", "recv"),
+    *("recv_any_source", "barrier", "reduce_scatter_base", "coalesced", "all_reduce_sparse"),
+)
+
+
+@contextmanager
+def marking_waits() -> Iterator[None]:
+    """Write a row around each wait for a collective that Python makes, with what is waited for: torch writes none.
+
+    Those in C++ have none: of DDP's reducer, and until its buffers are sent.
+    """
+    work: Any = getattr(getattr(torch._C, "_distributed_c10d", None), "Work", None)
+    original = None if work is None else work.__dict__.get("wait")
+    if original is None:
+        yield
+        return
+
+    @functools.wraps(original)
+    def wait(self: Any, *args: Any, **kwargs: Any) -> Any:
+        number = self._get_op_type() if hasattr(self, "_get_op_type") else -1
+        name = _OPERATIONS[number] if 0 <= number < len(_OPERATIONS) else "a collective"
+        with TraceMarker(f"{WAIT_ROW} for {name}"):
+            return original(self, *args, **kwargs)
+
+    work.wait = wait
+    try:
+        yield
+    finally:
+        if work.__dict__.get("wait") is wait:
+            work.wait = original

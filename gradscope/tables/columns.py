@@ -163,6 +163,7 @@ class ReducerInfo:
     Attributes:
         path: of the module.
         cap_bytes: from which on a bucket is full.
+        hooked: a communication hook sends its buckets.
         finds_unused: it looks for parameters without a gradient, and then keeps buckets in the order of registration.
         buckets: in the order in which they are sent, of each its parameters in their order in it: index of the layer,
             -1 for none, and bytes.
@@ -172,6 +173,7 @@ class ReducerInfo:
     cap_bytes: int
     finds_unused: bool
     buckets: tuple[tuple[tuple[int, int], ...], ...]
+    hooked: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from gradscope.capture.result import Capture
 from gradscope.capture.storages import take_census
 from gradscope.capture.survey import LineMode, Tracer
 from gradscope.capture.system import FaultMeter
-from gradscope.compat import marking_recompute, start_profiler, stop_profiler
+from gradscope.compat import marking_recompute, marking_waits, start_profiler, stop_profiler
 from gradscope.tables import EventTable
 
 _T = TypeVar("_T")
@@ -87,10 +87,13 @@ class Run:
 
     @contextmanager
     def marking_backward(self, around: Around | None = None, nested: Around | None = None) -> Iterator[None]:
-        """Let each backward pass write its row, inside of ``around``; one that runs inside of another of ``nested``."""
+        """Let each backward pass write its row, inside of ``around``; one that runs inside of another of ``nested``.
+
+        So do recomputes, and waits for other ranks.
+        """
         self.backward.mark, self.backward.around, self.backward.nested = True, around, nested
         try:
-            with marking_recompute(markers.RECOMPUTE + "0"):
+            with marking_recompute(markers.RECOMPUTE + "0"), marking_waits():
                 yield
         finally:
             self.backward.mark, self.backward.around, self.backward.nested = False, None, None

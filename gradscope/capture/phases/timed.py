@@ -17,6 +17,7 @@ from gradscope.capture.modes import uses_compile
 from gradscope.capture.modules import CALL_COST, MODULE_CALLS, CallRecorder, measure_call_cost
 from gradscope.capture.passes import PassRecorder
 from gradscope.capture.phases.base import Phase, Run
+from gradscope.capture.reducers import reducers_of
 from gradscope.capture.result import TimedSteps
 from gradscope.capture.system import StepCost, interrupted, without_core_ns
 from gradscope.compat import TraceMarker, new_profiler
@@ -178,6 +179,9 @@ class Timed(Phase):
         kept = [cost.waited_ns for number, cost in enumerate(self._costs) if number not in left_out]
         if kept and self._waited is not None:
             self._timed.waited_ns = round(statistics.mean(kept))
+        with self.run.guard.over("reading DDP's buckets"):
+            registry = self.run.capture.registry  # later the models may be gone
+            self._timed.reducers = reducers_of(registry.alive(), registry.get, registry.owners_of)
         self.run.capture.timed = self._timed
 
 
