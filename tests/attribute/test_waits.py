@@ -186,7 +186,7 @@ def us(kind: RowKind, start: int, end: int, name: str = "op", **more: int) -> Ro
     return Row(kind, start * US, end * US, name, **more)
 
 
-def result_us(*rows: Row):  # type: ignore[no-untyped-def]
+def result_us(*rows: Row, calls: SpanTable = CALLS):  # type: ignore[no-untyped-def]
     """A step of 1,000 microseconds, of which the first 600 are a call of the root with one of ``a`` inside of it."""
     table = table_of(
         us(RowKind.STEP, 0, 0, "step", argument=0),
@@ -195,7 +195,7 @@ def result_us(*rows: Row):  # type: ignore[no-untyped-def]
         us(RowKind.STEP, 1000, 1000, "step", argument=1),
         *rows,
     )
-    skeleton = read_skeleton(table, CALLS, [-1, 0, 0], paths=PATHS)
+    skeleton = read_skeleton(table, calls, [-1, 0, 0], paths=PATHS)
     return build_result(assign(skeleton, 0, None), MODULES, (), None, {}, has_flops=False)
 
 
@@ -285,3 +285,124 @@ def test_rows_of_the_process_group_are_no_part_of_a_step() -> None:
         us(RowKind.OP, 30, 4_000, "aten::copy_", thread=2),
     )
     assert {op.name for op in found.ops} == {"(python)", "c10d::allreduce_"}
+
+
+def ddp_us(*behind: Row, until: int = 980) -> tuple[Row, ...]:
+    """A pass of DDP whose last node is done at 660."""
+    return (
+        us(RowKind.BACKWARD, 620, until, "backward", argument=0),
+        us(NODE, 630, 640, "Node2", sequence=2, forward_thread=1),
+        us(ACCUMULATE, 640, 660, "AccumulateGrad"),
+        us(COMMUNICATION, 645, 650, "c10d::allreduce_"),
+        us(COMMUNICATION, 648, 900, "gloo:all_reduce", thread=2),
+        us(COMMUNICATION, 905, 910, "torch.distributed.ddp.reducer::copy_bucket_to_grad"),
+        *behind,
+    )
+
+
+def test_a_wait_behind_the_last_node_is_told_once() -> None:
+    """The thread of the process group tells of it too."""
+    found = result_us(*ddp_us())
+    assert waits(found) == {("communication", "(waits for other ranks)"): 905 - 660}
+    assert found.ledger.engine_ns == (10 + 980 - 910) * US
+
+
+def test_what_runs_directly_behind_the_last_node_is_no_wait() -> None:
+    found = result_us(*ddp_us(us(RowKind.OP, 660, 700, "aten::div_")))
+    assert waits(found) == {("communication", "(waits for other ranks)"): 905 - 700}
+
+
+def test_what_is_communicated_behind_a_pass_is_none_of_its_waits() -> None:
+    """FSDP gathers for the next forward; a collective that the loop begins."""
+    rows = [row for row in DDP if row.kind != COMMUNICATION]
+    found = result(*rows, Row(SHARDING, 950, 960, "FSDP::pre_forward (a)"))
+    assert (found.ledger.communication_ns, found.ledger.engine_ns) == (0, 30 + 540)
+
+
+def test_a_collective_in_a_node_leaves_no_wait_to_the_end_of_the_pass() -> None:
+    """Tensor parallel waits for its own at once."""
+    found = result_us(
+        us(RowKind.BACKWARD, 620, 980, "backward", argument=0),
+        us(NODE, 630, 700, "Node2", sequence=2, forward_thread=1),
+        us(COMMUNICATION, 640, 650, "c10d::allreduce_"),
+    )
+    assert waits(found) == {}
+    assert found.ledger.engine_ns == (10 + 280) * US
+
+
+def test_threads_of_the_process_group_alone_are_no_communication() -> None:
+    """What was begun before: nothing in the step waits for it."""
+    found = result(
+        Row(COMMUNICATION, 335, 690, "gloo:all_reduce", thread=2),
+        Row(RowKind.OP, 340, 680, "aten::copy_", thread=2),
+    )
+    assert found.step.communication_ns is None
+
+
+@pytest.mark.parametrize("taken", [0, 100, 400, 1_000])
+def test_what_hooks_took_of_a_wait_is_not_counted_twice(taken: int) -> None:
+    """gradscope's own hooks ran in the call that waits: how much of it, they timed themselves."""
+    rows = (
+        us(COMMUNICATION, 20, 30, "c10d::broadcast_"),
+        us(COMMUNICATION, 25, 400, "gloo:broadcast", thread=2),
+        us(RowKind.OP, 410, 480, "aten::mm"),
+    )
+    none = np.zeros(3, np.int64)
+    calls = replace(CALLS, inside_ns=np.array([0, taken * US, 0]), around_ns=none, open_ns=none)
+    found, plain = result_us(*rows, calls=calls), result_us(*rows)
+    assert all(op.self_ns >= 0 for op in found.ops)
+    assert sum(op.self_ns for op in found.ops) == sum(op.self_ns for op in plain.ops)
+    own = 490 - 10 - 70  # of the call, the wait of 380 in it
+    assert sum(waits(found).values()) == min(380, max(own - taken, 0))
+
+
+@pytest.mark.parametrize(
+    ("done", "woken", "waited"),
+    [
+        (1_000, 900, True),  # a millisecond, whatever the gap
+        (1_000, 1_100, False),
+        (30_000, 7_000, True),  # a quarter of a long one
+        (30_000, 12_000, False),
+    ],
+)
+def test_who_waits_at_once_may_be_woken_late(done: int, woken: int, waited: bool) -> None:
+    table = table_of(
+        us(RowKind.STEP, 0, 0, "step", argument=0),
+        us(RowKind.CALL, 0, 60_000, "call", argument=0),
+        us(COMMUNICATION, 20, 30, "c10d::allreduce_"),
+        us(COMMUNICATION, 25, 30 + done, "gloo:all_reduce", thread=2),
+        us(RowKind.OP, 30 + done + woken, 59_000, "aten::mm"),
+        us(RowKind.STEP, 61_000, 61_000, "step", argument=1),
+    )
+    skeleton = read_skeleton(table, CALLS, [-1, 0, 0], paths=PATHS)
+    found = build_result(assign(skeleton, 0, None), MODULES, (), None, {}, has_flops=False)
+    expected = {("forward", "(waits for gloo:all_reduce)"): done + woken} if waited else {}
+    assert waits(found) == expected
+
+
+@pytest.mark.parametrize("behind", [5, 15, 25, 200])
+def test_what_is_received_soon_is_waited_for_by_nobody(behind: int) -> None:
+    """So long Python takes from one row to the next."""
+    found = result_us(
+        us(COMMUNICATION, 610, 620, "c10d::recv_"),
+        us(RowKind.OP, 620 + behind, 990, "aten::mm"),
+    )
+    assert waits(found) == ({("other", "(waits for c10d::recv_)"): behind} if behind >= 20 else {})
+
+
+@pytest.mark.parametrize("at", [-3_000, 3_500])
+def test_a_wait_outside_of_the_steps_is_in_none(at: int) -> None:
+    """Before the first or behind the last, as where a model is sent to all ranks."""
+    rows = (
+        us(COMMUNICATION, 610, 620, "c10d::allreduce_"),
+        us(COMMUNICATION, 615, 900, "gloo:all_reduce", thread=2),
+        us(RowKind.OP, 905, 910, "aten::item"),
+    )
+    outside = [
+        us(COMMUNICATION, at, at + 10, "c10d::broadcast_"),
+        us(COMMUNICATION, at + 5, at + 300, "gloo:broadcast", thread=2),
+        us(RowKind.OP, at + 305, at + 310, "aten::item"),
+        us(RowKind.OP, at + 320, at + 330, "aten::item"),
+    ]
+    found, plain = result_us(*rows, *outside), result_us(*rows)
+    assert (found.ops, found.step.communication_ns) == (plain.ops, plain.step.communication_ns)
