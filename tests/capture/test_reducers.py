@@ -90,3 +90,25 @@ def test_ignored_parameters_are_in_no_bucket() -> None:
     DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(inner, ["first.bias"])
     (found,) = reducers(DistributedDataParallel(inner))
     assert sorted(number for bucket in found.buckets for number, _ in bucket) == [0, 1, 2]
+
+
+def test_a_parameter_of_two_layers_is_reduced_once() -> None:
+    inner = Late(unused=False)
+    inner.first.weight = inner.last.weight
+    (found,) = reducers(DistributedDataParallel(inner, bucket_cap_mb=0.2))
+    assert sorted(number for bucket in found.buckets for number, _ in bucket) == [0, 1, 2]
+
+
+def test_buckets_of_other_sizes_than_are_logged_are_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their parameters are numbered otherwise then."""
+    model = DistributedDataParallel(Late(unused=False), bucket_cap_mb=0.2)
+    assert reducers(model)
+    log = dict(model._get_ddp_logging_data())
+    swapped = log["rebuilt_per_bucket_param_indices"].replace("0", "x").replace("3", "0").replace("x", "3")
+    for wrong in (
+        {"rebuilt_bucket_sizes": "1, 2"},
+        {"rebuilt_bucket_sizes": log["rebuilt_bucket_sizes"].split(",")[0]},
+        {"rebuilt_per_bucket_param_indices": swapped},
+    ):
+        monkeypatch.setattr(model, "_get_ddp_logging_data", lambda wrong=wrong: log | wrong)
+        assert reducers(model, steps=0) == ()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -115,3 +116,50 @@ def test_forward_on_several_threads_needs_the_list() -> None:
 
 def test_a_profiler_that_saw_nothing() -> None:
     assert len(events.read_trace(_record(lambda: None))) == 0
+
+
+@pytest.mark.parametrize(
+    ("world", "group", "tensors", "below"),
+    [
+        ("2", False, True, True),
+        (None, True, True, True),  # begun by a program of its own, without torchrun
+        ("1", True, True, True),
+        ("2", True, False, False),  # nobody has a DTensor
+        ("1", False, True, False),
+        (None, False, True, False),
+        (None, False, False, False),
+    ],
+)
+def test_ops_of_several_ranks_are_read_below_autograd(
+    world: str | None, group: bool, tensors: bool, below: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """DTensor waits inside of an operation."""
+    if world is None:
+        monkeypatch.delenv("WORLD_SIZE", raising=False)
+    else:
+        monkeypatch.setenv("WORLD_SIZE", world)
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: group)
+    modules = {"torch.distributed.tensor": torch} if tensors else {}
+    monkeypatch.setattr(events, "sys", SimpleNamespace(modules=modules))
+    assert events._communicates_below_autograd() == below
+
+
+def _in_an_op() -> None:
+    """As DTensor does: an operation waits for other ranks, in rows of its own."""
+    with torch.profiler.record_function("aten::mm"), torch.profiler.record_function("aten::inner"):
+        with torch.profiler.record_function("_c10d_functional::wait_tensor"):
+            torch.ones(2) + 1
+        torch.ones(2) * 2
+
+
+def test_what_waits_for_ranks_inside_of_an_op_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever reader, and nothing else of what is inside."""
+    profiler = _record(_in_an_op)
+    listed = events._from_list(kineto_events(profiler), device=False, shapes=False)
+    monkeypatch.setattr(events, "_communicates_below_autograd", lambda: True)
+    tree = events._from_tree(profiler)
+    assert tree is not None
+    for table in (tree, listed):
+        assert [table.names[name] for name in table.name] == ["aten::mm", "_c10d_functional::wait_tensor"]
+        assert (table.depth.tolist(), table.parent.tolist()) == ([0, 1], [-1, 0])
+        assert table.kind[1] == RowKind.COMMUNICATION
