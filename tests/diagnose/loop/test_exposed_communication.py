@@ -9,7 +9,7 @@ import pytest
 
 from gradscope.diagnose.case import Case
 from gradscope.diagnose.rules import RULES
-from gradscope.tables import DeviceLedger, Finding, KernelRow, OpRow
+from gradscope.tables import BucketRow, DeviceLedger, Finding, KernelRow, OpRow
 from tests.diagnose.timing_cases import MS, check_words, made_case, op, row
 
 RULE = RULES["exposed-communication"]
@@ -191,3 +191,30 @@ def test_a_kernel_of_any_collective_is_told_by_its_operation() -> None:
 
 def test_it_explains_itself() -> None:
     assert all(part in RULE.about for part in ("Example::", "Pattern:", "Evidence:", "Estimate:", "Source:"))
+
+
+def test_a_late_bucket_does_not_hide_other_communication() -> None:
+    """It explains why gradients are waited for, not why buffers are."""
+    late = BucketRow("", 0, 4, 80 << 20, ("a",), 2 * MS, 30 * MS, 60 * MS, 60 * MS, "a", 60 * MS, 15 * MS)
+    for buffers, message in ((25, BUFFERS), (5, None)):
+        ops = [op(None, "communication", WAIT, 15 * MS), op(None, "forward", "c10d::broadcast_", buffers * MS)]
+        case = on_host((15 + buffers) * MS, *ops, ddp=True)
+        case = Case(replace(case.run, buckets=(late,)), case.facts)
+        assert list(RULES["late-bucket"].find(case))
+        assert [finding.message for finding in found(case)] == ([message] if message else [])
+
+
+@pytest.mark.parametrize(
+    ("how", "ops", "message"),
+    [
+        # DDP sends buffers in forward alone.
+        (DDP, [op(None, "communication", "c10d::broadcast_", 30 * MS)], OWN),
+        # Beside FSDP's own mesh there is another one, or one of two dimensions: layers are split over it.
+        ({"mesh": "2 dp, 2 tp"}, [FSDP_ROW, op("a", "forward", SPLIT_ROW.name, 30 * MS)], SPLIT),
+        ({"mesh": "2 dp x 2 tp"}, [FSDP_ROW, op("a", "forward", SPLIT_ROW.name, 30 * MS)], SPLIT),
+        ({"mesh": "2"}, [FSDP_ROW, op("a", "forward", SPLIT_ROW.name, 30 * MS)], OWN),
+    ],
+)
+def test_what_a_collective_is_not_for(how: dict[str, Any], ops: list[OpRow], message: str) -> None:
+    (finding,) = found(on_host(40 * MS, *ops, **how))
+    assert finding.message == message

@@ -106,3 +106,44 @@ def test_the_same_time_is_told_once() -> None:
 
 def test_it_explains_itself() -> None:
     assert all(part in RULE.about for part in ("Example::", "Pattern:", "Evidence:", "Estimate:", "Source:"))
+
+
+def test_each_model_is_judged_by_itself() -> None:
+    """Another one that is as it should be neither hides it nor is blamed."""
+    late = bucket(0, 80, 2, 60, 60, 30, model="critic")
+    fine = [bucket(0, 400, 58, 60, 60, 5, model="actor"), bucket(1, 400, 58, 60, 60, 5, model="actor")]
+    for rows in ((late, *fine), (*fine, late)):
+        (finding,) = found(*rows)
+        assert finding.cost_ns == 30 * MS and "83.9 MB of gradients in one bucket" in finding.evidence
+    assert len(found(late, replace(late, model="actor"))) == 2
+
+
+def test_what_lies_is_told_by_bytes_and_not_by_the_first_gradient() -> None:
+    """A small one comes early, nearly all bytes come last."""
+    assert found(bucket(0, 80, 2, 60, 60, 30, mean_at_ns=55 * MS)) == []
+    assert len(found(bucket(0, 80, 2, 60, 60, 30, mean_at_ns=40 * MS))) == 1
+
+
+def test_a_bucket_that_its_own_layer_completes_is_held_by_nobody() -> None:
+    """Its collective begins late: it is too large, for no other is sent before it."""
+    rows = [bucket(number, 40, 5, 20, 59, 15) for number in (0, 1)]
+    (finding,) = found(*rows)
+    assert finding.message == "Gradients wait for their bucket"
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_the_evidence_is_of_the_bucket_that_lies_longest(turned: bool) -> None:
+    rows = [bucket(0, 1, 0, 1, 1, 0), bucket(1, 40, 2, 60, 60, 25)]
+    (finding,) = found(*(rows[::-1] if turned else rows))
+    assert "41.9 MB of gradients in one bucket, the first there at 3 %, sent at 100 %" in finding.evidence
+    held = [bucket(2, 10, 5, 20, 59, 10, begun_by="layer.0"), bucket(3, 30, 5, 10, 59, 10, begun_by="layer.0")]
+    (finding,) = found(bucket(0, 10, 50, 58, 58, 5), *(held[::-1] if turned else held))
+    assert "31.5 MB of gradients, the last there at 17 %" in finding.evidence
+
+
+def test_a_wait_that_is_short_where_nothing_is_profiled_is_left_alone() -> None:
+    """Profiled steps take longer: what is told is a share of one that is not."""
+    case = case_of(bucket(0, 80, 2, 60, 60, 30))
+    for unprofiled, told in ((50 * MS, True), (4 * MS, True), (3 * MS, False), (None, True)):
+        run = replace(case.run, step=replace(case.run.step, unprofiled_wall_ns=unprofiled))
+        assert bool(list(RULE.find(Case(run, case.facts)))) == told
