@@ -66,3 +66,21 @@ def test_a_file_that_cannot_be_read_is_left_to_who_asks_for_it(tmp_path: Path) -
     paths = [write(tmp_path / "run.rank0.json", 0), tmp_path / "run.rank1.json"]
     paths[1].write_text("{", encoding="utf-8")
     assert gathered(paths, 0.0, seconds=0) == (None, [])
+
+
+def test_that_nothing_came_of_another_run_is_no_reason_to_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its first rank was killed before it could look; or it ran in another folder, with files of these names."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    (tmp_path / "temporary").mkdir()
+    paths = [tmp_path / f"run.rank{number}.json" for number in range(2)]
+    write(paths[0], 0)
+    nothing_comes(paths[1])
+    (old,) = (tmp_path / "temporary").iterdir()
+    began = time.time() - 1
+    os.utime(old, (began - 60, began - 60))
+    nothing_comes(tmp_path / "elsewhere" / paths[1].name)
+    later = threading.Timer(0.3, write, (paths[1], 1))
+    later.start()
+    merged, missing = gathered(paths, began)
+    later.join()
+    assert merged is not None and missing == []

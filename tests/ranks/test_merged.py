@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import statistics
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 from gradscope.document.terminal import to_text
 from gradscope.errors import RunFileError, UsageError
 from gradscope.ranks import Merged, merge, ranks_document
-from gradscope.ranks.merged import Straggler
+from gradscope.ranks.merged import Straggler, _own_ns
 from gradscope.report.runfile import to_json
 from gradscope.tables import RunData, TakenStep
 from tests.cli_fixtures import Runner, run_fixture  # noqa: F401 (used by its name)
@@ -215,3 +216,99 @@ def test_own_work_is_without_what_forward_waited_for(written: Any) -> None:
     (layer,) = [layer for layer in merged.layers if layer.path == "a"]
     assert layer.own_ns == {0: 15 * MS, 1: 10 * MS}
     assert layer.communication_ns == {0: 25 * MS, 1: 0}
+
+
+def slower(number: int, own: int, *, wait: int = 20, size: int = 2, std: float = 0.0, steps: int = 1) -> RunData:
+    """A rank of one layer that works for so many ms, and whose steps differ by so many."""
+    made = rank(number, {"": 0, "a": own}, wait, size=size)
+    spread = {**made.step.spread, "wall": replace(made.step.spread["wall"], std_ns=round(std * MS))}
+    return replace(made, step=replace(made.step, spread=spread), workload=replace(made.workload, steps=steps, warmup=0))
+
+
+@pytest.mark.parametrize(("own", "told"), [(101, False), (102, False), (104, True), (110, True)])
+def test_who_works_a_little_longer_is_no_straggler(own: int, told: bool, written: Any) -> None:
+    """No step would get shorter by as much as steps differ from each other."""
+    merged = merge(written(slower(0, 100), slower(1, own, wait=5)))
+    assert (merged.straggler is not None) == told
+
+
+@pytest.mark.parametrize(("steps", "told"), [(1, False), (4, False), (25, True), (100, True)])
+def test_more_steps_tell_more(steps: int, told: bool, written: Any) -> None:
+    """A mean of n is off by a standard deviation over the root of n: here twice that, of 20 ms, beside 10 ms."""
+    merged = merge(written(slower(0, 100, std=20, steps=steps), slower(1, 110, wait=5, std=20, steps=steps)))
+    assert merged.spread_ns == round(2 * 20 * MS / steps**0.5)
+    assert (merged.straggler is not None) == told
+
+
+def test_what_a_step_would_save_is_told_by_the_slowest(written: Any) -> None:
+    """All wait for it; what several have more is told by their medians."""
+    runs = [slower(0, 100, size=4), slower(1, 110, size=4), slower(2, 150, wait=2, size=4)]
+    merged = merge(written(*runs, slower(3, 170, wait=1, size=4)))
+    assert merged.straggler == Straggler((3, 2), 160 * MS - 105 * MS, 170 * MS - 110 * MS)
+    wall = max(step.wall_ns for step in merged.ranks)
+    text = " ".join(to_text(ranks_document(merged)).split())
+    assert f"would be up to 60.0 ms shorter ({100 * 60 * MS / wall:.1f} %)" in text
+
+
+@pytest.mark.parametrize(
+    ("column", "sign"),
+    [
+        *((f"{part}_ns", 1) for part in ("backward_self", "recompute", "accumulate", "gradient_sum", "hook")),
+        ("forward_self_ns", 1),
+        ("forward_communication_ns", -1),
+        ("communication_ns", 0),
+    ],
+)
+def test_every_time_of_a_layer_is_its_own_work_but_communication(column: str, sign: int) -> None:
+    (row,) = [row for row in rank(0, FAST, 5).layers if row.path == "b"]
+    assert _own_ns(replace(row, **{column: getattr(row, column) + 7})) == _own_ns(row) + 7 * sign
+
+
+@pytest.mark.parametrize("count", [2, 3, 4])
+def test_others_are_those_but_the_slowest(count: int, written: Any) -> None:
+    own = [10, 40, 20, 30][:count]
+    merged = merge(written(*(rank(place, {"": 1, "a": ms}, 5, size=count) for place, ms in enumerate(own))))
+    layer = merged.layers[1]
+    assert layer.slowest == 1
+    assert layer.others_ns == statistics.median([ms for ms in own if ms != 40]) * MS
+
+
+@pytest.mark.parametrize("lacking", [0, 1, 2])
+def test_a_layer_that_any_rank_lacks_is_not_everywhere(lacking: int, written: Any) -> None:
+    runs = [rank(number, {"": 1, "a": 10} if number == lacking else FAST, 5, size=3) for number in range(3)]
+    assert "1 layer is in some of the ranks alone" in merge(written(*runs)).notes
+
+
+def test_layers_are_listed_from_the_most_that_differs(written: Any) -> None:
+    """And no more of them than asked for, with how many are left."""
+    names = [f"layer{number}" for number in range(6)]
+    more = dict(zip(names, (3, 9, 6, 12, 1, 20), strict=True))
+    runs = [rank(0, {"": 1, **dict.fromkeys(names, 10)}, 60), rank(1, {"": 1, **{n: 10 + more[n] for n in names}}, 9)]
+    text = to_text(ranks_document(merge(written(*runs)), top=4))
+    listed = [name for line in text.splitlines() for name in names if line.strip().startswith(name)]
+    assert listed == sorted(names, key=lambda name: -more[name])[:4]
+    assert "… 2 more" in text
+
+
+def test_layers_are_listed_from_the_most_that_is_communicated(written: Any) -> None:
+    """Also where one rank alone does."""
+    spent = {"a": (2, 2), "b": (9, 9), "c": (0, 4)}
+    runs = []
+    for number in (0, 1):
+        made = rank(number, {"": 1, **dict.fromkeys(spent, 10)}, 20)
+        layers = tuple(
+            replace(row, communication_ns=spent[row.path][number] * MS) if row.path in spent else row
+            for row in made.layers
+        )
+        runs.append(replace(made, layers=layers))
+    text = to_text(ranks_document(merge(written(*runs))))
+    lines = [line.split() for line in text[text.index("Communication") :].splitlines()]
+    listed = [line[0] for line in lines if line and line[0] in spent]
+    assert listed == ["b", "a", "c"] and "Layers that differ" not in text
+
+
+def test_who_waits_least_is_marked(written: Any) -> None:
+    runs = [rank(0, FAST, 41, size=3), rank(1, SLOW, 1, size=3), rank(2, FAST, 30, size=3)]
+    lines = to_text(ranks_document(merge(written(*runs)))).splitlines()
+    assert [line.split()[0] for line in lines if line.endswith("waits least")] == ["1"]
+    assert [line.split()[0] for line in lines if "works longer" in line] == ["1"]
