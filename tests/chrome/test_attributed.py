@@ -340,9 +340,37 @@ def test_optimizers_of_one_class_take_turns(tmp_path: Path) -> None:
     assert node.calls == 3
 
 
+def test_a_step_of_several_turns_ends_with_the_last_of_them(tmp_path: Path) -> None:
+    """Iterations of other lengths: each is a step by itself, and none a part of two."""
+    made = Made()
+    at, number, lengths = 0.0, 0, (1, 2, 4, 7)
+    for length in lengths:
+        for nodes in (1, 2):
+            made.call("Linear_0", at + 10, at + 30)
+            for node in range(nodes):
+                made.op("aten::linear", at + 12 + 5 * node, at + 14 + 5 * node, number + node)
+            made.pass_(at + 40, at + 80)
+            for node in range(nodes):
+                made.node("AddmmBackward0", at + 50 + 10 * node, at + 55 + 10 * node, number + node, (MAIN, at + 12))
+            made.annotation("Optimizer.step#Adam.step", at + 85, at + 100 * length)
+            at, number = at + 100 * length, number + nodes
+    report = read(made, tmp_path)
+    assert [step.ns for step in report.data.step.taken] == [200 * length * US for length in lengths[1:]]
+
+
 @pytest.mark.parametrize(
     ("nodes", "cycle"),
-    [([5, 5, 5, 5], 1), ([5, 9, 5, 9], 2), ([5, 9, 5], 1), ([5, 9, 9, 5], 1), ([1, 2, 3] * 2, 3), ([], 1)],
+    [
+        ([5, 5, 5, 5], 1),
+        ([5, 9, 5, 9], 2),
+        ([5, 9, 5], 1),
+        ([5, 9, 9, 5], 1),
+        ([5, 9], 1),
+        ([1, 2, 3] * 2, 3),
+        ([1, 2, 3, 4] * 2, 4),
+        ([1, 2, 3, 4, 5] * 2, 1),  # of so many a cycle is chance
+        ([], 1),
+    ],
 )
 def test_turns_are_told_by_what_comes_again(nodes: list[int], cycle: int) -> None:
     assert _cycle(nodes) == cycle
