@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -137,8 +138,12 @@ def test_a_bucket_waits_for_one_that_is_sent_before_it() -> None:
         ((), [313, 157]),  # of 470, by 40 and 20 bytes
         # The second is there before the first: nobody waits for it.
         ((THREADS[0], replace(THREADS[1], end=500)), [170, 300]),
+        # One that is done behind the pass: nobody waited that long.
+        ((replace(THREADS[0], end=950), THREADS[1]), [470, 0]),
+        # Other collectives, before the first and behind the pass, are none of its.
+        ((*THREADS, *(Row(COMMUNICATION, at, at + 50, "gloo:barrier", thread=4) for at in (20, 920))), [170, 300]),
     ],
-    ids=["both", "copies", "a hook", "views", "neither", "out of order"],
+    ids=["both", "copies", "a hook", "views", "neither", "out of order", "behind the pass", "others"],
 )
 def test_when_a_bucket_is_there(rows: tuple[Row, ...], waited: list[int]) -> None:
     found = result(*BACKWARD, *rows)
@@ -146,7 +151,46 @@ def test_when_a_bucket_is_there(rows: tuple[Row, ...], waited: list[int]) -> Non
     assert [row.exposed_ns for row in found.buckets] == waited
 
 
-@pytest.mark.parametrize("missing", [4, 5])
+@pytest.mark.parametrize("ends", list(itertools.permutations((500, 650, 800))))
+def test_waits_for_buckets_are_what_is_waited_whatever_is_there_first(ends: tuple[int, ...]) -> None:
+    """A bucket for each layer; each is waited for from when all before it were there."""
+    reducer = ReducerInfo("", 32, False, (((3, 30),), ((2, 10),), ((1, 20),)))
+    first = (Row(COMMUNICATION, 202, 206, "c10d::allreduce_"),)
+    threads = [
+        Row(COMMUNICATION, at, end, "gloo:all_reduce", thread=2 + at)
+        for at, end in zip((203, 315, 415), ends, strict=True)
+    ]
+    found = result(*BACKWARD, *first, *threads, reducers=(reducer,))
+    assert found.buckets is not None
+    there = [430, *np.maximum.accumulate(ends[:2]).tolist(), 900]
+    assert [row.exposed_ns for row in found.buckets] == np.diff(there).tolist()
+
+
+def test_of_a_layer_with_several_gradients_the_last_counts() -> None:
+    rows = (*BACKWARD[:4], Row(ACCUMULATE, 300, 305, "AccumulateGrad"), replace(BACKWARD[4], start=305), *BACKWARD[5:])
+    found = result(*rows, *THREADS)
+    assert found.buckets is not None
+    first, _ = found.buckets
+    assert (first.first_at_ns, first.mean_at_ns, first.last_at_ns) == (100, (3 * 100 + 205) // 4, 205)
+
+
+def test_the_gradient_that_completes_a_bucket_is_in_it() -> None:
+    """Also where its collective begins in the same moment."""
+    rows = [replace(row, start=300) if row.start == 310 else row for row in BACKWARD]
+    found = result(*rows, *THREADS)
+    assert found.buckets is not None
+    assert (found.buckets[0].last_at_ns, found.buckets[0].begun_at_ns) == (200, 200)
+
+
+def test_layers_are_told_by_what_they_hold_the_most_first() -> None:
+    for sizes in ((30, 10), (10, 30)):
+        reducer = replace(REDUCER, buckets=(((3, sizes[0]), (2, sizes[1])), REDUCER.buckets[1]))
+        found = result(*BACKWARD, *THREADS, reducers=(reducer,))
+        assert found.buckets is not None
+        assert found.buckets[0].layers == (("c", "b") if sizes[0] > sizes[1] else ("b", "c"))
+
+
+@pytest.mark.parametrize("missing", [1, 4, 5])
 def test_collectives_that_are_no_buckets_stay_as_they_were(missing: int) -> None:
     """A hook that sends several for a bucket, or none."""
     more = [Row(COMMUNICATION, 330 + number, 331 + number, "c10d::allreduce_") for number in range(missing)]
@@ -166,6 +210,16 @@ def test_two_models_have_buckets_of_their_own() -> None:
     found = result(*BACKWARD, *COPIES, *THREADS, reducers=reducers)
     assert found.buckets is not None
     assert [(row.model, row.number, row.exposed_ns) for row in found.buckets] == [("m", 0, 170), ("n", 0, 190)]
+
+
+def test_copies_of_two_models_are_not_told_apart() -> None:
+    """Either may copy first: as the threads say. Here the second model's bucket is there first."""
+    reducers = (ReducerInfo("m", 32, False, (((3, 30), (2, 10)),)), ReducerInfo("n", 32, False, (((1, 20),),)))
+    copies = [Row(COMMUNICATION, start, start + 5, COPY) for start in (600, 800, 805)]
+    threads = (replace(THREADS[0], end=800), replace(THREADS[1], end=600))
+    found = result(*BACKWARD, *copies, *threads, reducers=reducers)
+    assert found.buckets is not None
+    assert [(row.model, row.exposed_ns) for row in found.buckets] == [("m", 800 - 430 - 5), ("n", 0)]
 
 
 def test_on_a_device_kernels_are_the_layers_of_the_bucket() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -40,10 +40,9 @@ def reducers(model: nn.Module, steps: int = 3) -> tuple[ReducerInfo, ...]:
         model(torch.randn(2, 300)).sum().backward()
     names = {id(parameter): number for number, parameter in enumerate(model.parameters())}
 
-    def owners(parameters: Sequence[torch.Tensor]) -> list[int]:
-        return [names[id(parameter)] for parameter in parameters]
-
-    return reducers_of([nn.Sequential(model)], lambda module: type(module).__name__, owners)
+    found = reducers_of(model.modules(), lambda _: 7, lambda parameter: [names[id(parameter)]])
+    assert [label for label, _ in found] == [7] * len(found)
+    return tuple(info for _, info in found)
 
 
 WEIGHT, BIAS = 300 * 300 * 4, 300 * 4
@@ -54,7 +53,7 @@ def test_buckets_are_filled_as_gradients_came() -> None:
     (found,) = reducers(DistributedDataParallel(Late(unused=False), bucket_cap_mb=0.2))
     last, last_bias, first, first_bias = (0, WEIGHT), (1, BIAS), (2, WEIGHT), (3, BIAS)
     assert found.buckets == ((last_bias, last), (first_bias, first))
-    assert (found.path, found.finds_unused, found.cap_bytes) == ("DistributedDataParallel", False, int(0.2 * MIB))
+    assert (found.finds_unused, found.hooked, found.cap_bytes) == (False, False, int(0.2 * MIB))
 
 
 def test_before_that_there_is_one() -> None:
