@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from gradscope import ops
+from gradscope.attribute.align_steps import Assigned
 from gradscope.attribute.cost_table import Contribution
-from gradscope.attribute.rows import BoolColumn, Steps
+from gradscope.attribute.rows import BACKWARD_CATEGORIES, BoolColumn, Category, Steps
 from gradscope.tables import BEFORE_THE_TRACE, EventTable, IntColumn, KernelTable
 
 
@@ -187,19 +188,35 @@ class Stretches:
         return covered
 
 
-def kernel_contribution(device: DeviceTime, op: IntColumn) -> Contribution:
+def kernel_contributions(device: DeviceTime, op: IntColumn, assigned: Assigned) -> list[Contribution]:
     """Each kernel's time, charged to the row that launched it and under the name of its op.
+
+    A collective's is communication for the layer of that row, whatever the row is called: libraries have operations of
+    their own that launch one.
 
     Args:
         op: what each row is called, as in :func:`~gradscope.attribute.cost_table.own_contribution`.
     """
     known = device.row >= 0
-    launcher = device.row[known]
-    return Contribution(launcher, op[launcher], device.busy_ns[known], np.zeros(len(launcher), np.int64))
+    collective = known & device.communicates
+    category = assigned.rows.category[np.maximum(device.row, 0)]
+    in_backward = collective & np.isin(category, BACKWARD_CATEGORIES) & (category != Category.COMMUNICATION)
+
+    def part(mask: BoolColumn) -> Contribution:
+        launcher = device.row[mask]
+        return Contribution(launcher, op[launcher], device.busy_ns[mask], np.zeros(len(launcher), np.int64))
+
+    layer = assigned.rows.owner[device.row[in_backward]]
+    elsewhere = collective & ~np.isin(category, BACKWARD_CATEGORIES)
+    return [
+        part(known & ~in_backward & ~elsewhere),
+        replace(part(in_backward), apart=Category.COMMUNICATION, layer=layer),
+        replace(part(elsewhere), communicates=True),
+    ]
 
 
 def overlapped(device: DeviceTime, op: IntColumn) -> Contribution:
-    """What of each collective its device did something else in, as :func:`kernel_contribution` gives kernels' time."""
+    """What of each collective its device did something else in, as :func:`kernel_contributions` gives kernels' time."""
     known = (device.row >= 0) & device.communicates
     launcher = device.row[known]
     hidden = device.duration_ns[known] - device.exposed_ns[known]

@@ -22,7 +22,7 @@ from gradscope.attribute.cost_table import (
     take_out,
     totals_by_step,
 )
-from gradscope.attribute.device import DeviceTime, kernel_contribution, overlapped, read_device
+from gradscope.attribute.device import DeviceTime, kernel_contributions, overlapped, read_device
 from gradscope.attribute.nodes import OUTSIDE
 from gradscope.attribute.rows import BACKWARD_CATEGORIES, BoolColumn, Category, self_times
 from gradscope.attribute.survey import Notes
@@ -117,7 +117,7 @@ def build_result(
         parts = [*move_recompute_gaps(assigned, own), hooks, *waits]
     else:
         parts = move_recompute_gaps(assigned, own)
-        parts.append(kernel_contribution(device, own.op))
+        parts += kernel_contributions(device, own.op, assigned)
     sent = sent_buckets(assigned, reducers, device)
     parts = give_to_layers(assigned, sent, parts, names)
     cells = make_cells(assigned, parts, names)

@@ -116,8 +116,12 @@ _WEIGHTED = (nn.Linear, nn.modules.conv._ConvNd, nn.Embedding, nn.EmbeddingBag)
 
 
 def _check_weight(module: CalledModule, path: str, paired: nn.Module, trace: str) -> None:
-    """Refuse a name that the shapes of the trace contradict."""
-    weight = paired._parameters.get("weight") if isinstance(paired, _WEIGHTED) else None
+    """Refuse a name that the shapes of the trace contradict.
+
+    A subclass with a forward of its own may use a part of its weight, or another one.
+    """
+    plain = isinstance(paired, _WEIGHTED) and type(paired).forward.__module__.startswith("torch.nn.")
+    weight = paired._parameters.get("weight") if plain else None
     if weight is None or not module.weights or str(list(weight.shape)) in module.weights:
         return
     used = ", ".join(sorted(module.weights))

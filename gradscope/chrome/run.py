@@ -151,6 +151,11 @@ def _notes(found: Exported, tables: Recorded, names: LayerNames, result: Attribu
         notes.append("the trace marks no steps: all of it is taken for one. prof.step() after each step marks them")
     elif tables.steps.how == "Optimizer.step":
         notes.append("steps are cut where an optimizer's step ends; prof.step() after each step marks them")
+        if tables.steps.turns > 1:
+            notes.append(
+                f"{tables.steps.turns} steps of an optimizer are taken for one training step: several of its class "
+                "seem to take turns"
+            )
         if early := _before_steps_ns(tables):
             notes.append(
                 f"{units.ns(early)} of kernels were launched before the first of these ends and are in no step: see "

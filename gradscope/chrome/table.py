@@ -43,6 +43,7 @@ class StepBounds:
     start_ns: tuple[int, ...]
     end_ns: tuple[int, ...]
     how: str
+    turns: int = 1  # of optimizers of one name, that are one step
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,6 +237,7 @@ def _steps(host: _Host, wanted: tuple[int, int] | None) -> StepBounds:
         tuple(found.start_ns[i] for i in chosen),
         tuple(found.end_ns[i] for i in chosen),
         found.how,
+        found.turns,
     )
 
 
@@ -280,31 +282,43 @@ def _optimizer_steps(host: _Host) -> StepBounds | None:
     rows = host.named(ANNOTATION, _OPTIMIZER_STEP)
     if not len(rows):
         rows = host.named(HOST, _OPTIMIZER_STEP)
+    rows = _behind_passes(host, rows)
     if not len(rows):
         return None
     counts = Counter(host.name[rows].tolist())
     rarest = min(counts.values())
     last = [name for name in host.name[rows].tolist() if counts[name] == rarest][-1]
     ends = np.sort(host.end[rows[host.name[rows] == last]])
-    cycle = _cycle(np.diff(np.searchsorted(np.sort(host.start[host.nodes]), ends)).tolist())
-    bounds = ends[cycle - 1 :: cycle].tolist()
+    gradients = host.nodes[[_ACCUMULATES in host.names[name] for name in host.name[host.nodes].tolist()]]
+    turns = _turns(np.diff(np.searchsorted(np.sort(host.start[gradients]), ends)).tolist())
+    bounds = ends[turns - 1 :: turns].tolist()
     # What precedes the first end may be a part of a step alone: it counts where there is no other.
     bounds = bounds if len(bounds) > 1 else [int(host.start.min()), *bounds]
-    return StepBounds(tuple(range(len(bounds) - 1)), tuple(bounds[:-1]), tuple(bounds[1:]), "Optimizer.step")
+    return StepBounds(tuple(range(len(bounds) - 1)), tuple(bounds[:-1]), tuple(bounds[1:]), "Optimizer.step", turns)
 
 
-_MOST_OPTIMIZERS = 4  # of one class
+_ACCUMULATES = "AccumulateGrad"
 
 
-def _cycle(nodes: Sequence[int]) -> int:
-    """How many optimizers of one class take turns, told by how many nodes ran between their steps; 1 for one.
+def _behind_passes(host: _Host, rows: IntColumn) -> IntColumn:
+    """``rows`` but those within a backward pass: an optimizer of each parameter that steps in its hook ends no step."""
+    passes = host.kind == BACKWARD
+    start, end = np.sort(host.start[passes]), np.sort(host.end[passes])
+    # As many passes have begun as have ended where none is open.
+    inside = np.searchsorted(start, host.start[rows], side="right") > np.searchsorted(end, host.start[rows])
+    return rows[~inside]
 
-    The profiler names an optimizer by its class alone, and in a GAN two of one class step. What lies before each
-    differs, and comes again in each turn: twice at least.
+
+def _turns(gradients: Sequence[int]) -> int:
+    """How many optimizers of one class take turns, told by how many gradients came between their steps; 1 for one.
+
+    The profiler names an optimizer by its class alone, and in a GAN two of one class step. How many parameters each
+    has differs, and comes again in each turn: twice at least. What a model does in a step may differ, too, but not the
+    parameters that it has.
     """
-    for cycle in range(2, _MOST_OPTIMIZERS + 1):
-        if len(nodes) >= 2 * cycle and len(set(nodes)) > 1 and nodes[cycle:] == nodes[:-cycle]:
-            return cycle
+    for turns in range(2, len(gradients) // 2 + 1):
+        if len(set(gradients)) > 1 and gradients[turns:] == gradients[:-turns]:
+            return turns
     return 1
 
 

@@ -234,14 +234,21 @@ def _own_ns(row: LayerRow) -> int:
 
 
 def _straggler(ranks: Sequence[RankStep]) -> Straggler | None:
-    """The ranks beyond the widest gap between two that follow each other in own work, where it is no accident."""
+    """The ranks beyond the widest gap between two that follow each other in own work, where it is no accident.
+
+    They are half of all at most: where one works less than all others, it is that one that stands out.
+    """
     if not any(step.communication_ns for step in ranks):
         return None
     order = sorted(ranks, key=lambda step: step.own_ns)
-    cut = max(range(1, len(order)), key=lambda place: order[place].own_ns - order[place - 1].own_ns)
+    least = len(order) - len(order) // 2
+    cut = max(range(least, len(order)), key=lambda place: order[place].own_ns - order[place - 1].own_ns)
     others, slow = order[:cut], order[: cut - 1 : -1]
     gap = slow[-1].own_ns - others[-1].own_ns
-    if gap <= max(LEAST_SHARE * others[-1].own_ns, *(_uncertain(step) for step in slow)):
+    if gap <= max(LEAST_SHARE * others[-1].own_ns, *(_uncertain(step) for step in ranks)):
+        return None
+    inside = others[-1].own_ns - others[0].own_ns
+    if len(order) > 2 and gap <= inside:  # the others differ from each other by as much
         return None
     if statistics.mean(step.communication_ns for step in slow) > statistics.mean(
         step.communication_ns for step in others

@@ -44,6 +44,8 @@ def head_rows(run: RunData, *, full: bool) -> tuple[tuple[str, str], ...]:
     else:
         rows = [("run", f"{device_text(run.environment, _SHORT_VERSIONS)} · {measured_text(run, full=False)}")]
     rows.append(("step", _step(run)))
+    if idle := _idle(run):
+        rows.append(("idle", idle))
     found = backward_of(run.layers)
     if found is not None and (limit := header_text(found, run.step.backward_ns)):
         rows.append(("limit", limit))
@@ -52,6 +54,21 @@ def head_rows(run: RunData, *, full: bool) -> tuple[tuple[str, str], ...]:
     if run.workload.loss == MEAN_OF_OUTPUTS:
         rows.append(("loss", NOT_ITS_LOSS))
     return tuple(rows)
+
+
+_IDLE = 1 / 3  # of a step, from which on it is to be said first
+
+
+def _idle(run: RunData) -> str:
+    """How long the device does nothing, where that is much of the step: no layer is to blame for it."""
+    idle = 0 if run.device is None or run.device.idle_ns is None else run.device.idle_ns
+    share = idle / run.step.wall_ns if run.step.wall_ns > 0 else 0.0
+    if share <= _IDLE:
+        return ""
+    return (
+        f"the device waits for the host for {units.percent(share, 0)} of the step ({units.ns(idle)}): larger batches, "
+        "torch.compile or CUDA graphs, or a faster loader give it work"
+    )
 
 
 _MODES = {"script": "script", "loop": "own loop", "trace": "trace"}

@@ -11,7 +11,6 @@ from gradscope.tables import LayerRow, RunData, is_starved, is_unreliable
 
 # Kinds of layers that are named, and the part of backward below which one is not.
 _KINDS, _LEAST = 2, 0.10
-_IDLE = 1 / 3  # of a step, from which on an idle device is the first thing to say
 
 _OUTSIDE = {
     "outside_modules_ns": "operations outside every module",
@@ -35,7 +34,7 @@ class _LayerClass:
 
 
 def nothing_found(run: RunData) -> tuple[str, ...]:
-    """Two to five sentences for a run without a finding worth showing; none where no rule looked."""
+    """Two to four sentences for a run without a finding worth showing; none where no rule looked."""
     if run.rules is None:
         return ()
     whole = run.ledger.backward_ns
@@ -51,21 +50,11 @@ def nothing_found(run: RunData) -> tuple[str, ...]:
         head = f"{looked} memory and settings. Time was not judged, for {why}: profile again while the machine is idle."
     if whole <= 0 or run.step.wall_ns <= 0:
         return (head,)
-    idle = _idle(run) if run.workload.mode == "trace" else ""
     kinds = _kinds(run.layers)
     shown = [kind for kind in kinds[:_KINDS] if kind.ns >= _LEAST * whole] or kinds[:1]
     of_this_machine = run.workload.mode != "trace"
     limits = _limits(run.layers) if of_this_machine and not is_unreliable(run.step) else ""
-    return tuple(filter(None, (idle, head, _where(run, shown), _phases(run), limits)))
-
-
-def _idle(run: RunData) -> str:
-    """How long the device does nothing, where that is much of the step: no layer is to blame for it."""
-    idle = 0 if run.device is None or run.device.idle_ns is None else run.device.idle_ns
-    share = idle / run.step.wall_ns
-    if share <= _IDLE:
-        return ""
-    return f"The device idles for {units.percent(share, 0)} of the step ({units.ns(idle)}): it waits for the host."
+    return tuple(filter(None, (head, _where(run, shown), _phases(run), limits)))
 
 
 def _where(run: RunData, kinds: Sequence[_LayerClass]) -> str:

@@ -69,6 +69,11 @@ class Made:
                 )
         return self.operations
 
+    def accumulate(self, start: float, end: float, tid: int = ENGINE) -> None:
+        """A gradient is added to a parameter's."""
+        name = "autograd::engine::evaluate_function: torch::autograd::AccumulateGrad"
+        self.add("cpu_op", name, start, end, tid)
+
     def launch(
         self,
         operation: int,

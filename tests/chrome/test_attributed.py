@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from gradscope.chrome.run import read_trace
-from gradscope.chrome.table import _cycle
+from gradscope.chrome.table import _turns
 from gradscope.report import Report
 from gradscope.tables import Ledger
 from gradscope.workload import Workload
@@ -333,11 +333,37 @@ def test_optimizers_of_one_class_take_turns(tmp_path: Path) -> None:
         made.pass_(at + 40, at + 80)
         for node in range(nodes):
             made.node("AddmmBackward0", at + 50 + 10 * node, at + 55 + 10 * node, number + node, (MAIN, at + 12))
+            made.accumulate(at + 56 + 10 * node, at + 58 + 10 * node)
         made.annotation("Optimizer.step#Adam.step", at + 85, at + 95)
     report = read(made, tmp_path)
+    assert any("2 steps of an optimizer are taken for one" in note for note in report.data.notes)
     assert report.data.workload.steps == 2 and report.data.step.wall_ns == 200 * US
     (node,) = [op for op in report.data.ops if op.phase == "backward"]
     assert node.calls == 3
+
+
+def test_one_optimizer_takes_no_turns_with_itself(tmp_path: Path) -> None:
+    """Every second sequence is longer, and so has more nodes: the same parameters."""
+    made = Made()
+    for step in range(6):
+        at, number = step * 100.0, 10 * step
+        made.call("Linear_0", at + 10, at + 30)
+        made.pass_(at + 40, at + 80)
+        for node in range(1 + step % 2):
+            made.op("aten::linear", at + 12 + 5 * node, at + 14 + 5 * node, number + node)
+            made.node("AddmmBackward0", at + 50 + 10 * node, at + 55 + 10 * node, number + node, (MAIN, at + 12))
+        made.accumulate(at + 76, at + 78)
+        made.annotation("Optimizer.step#Adam.step", at + 85, at + 95)
+    assert read(made, tmp_path).data.workload.steps == 5
+
+
+def test_an_optimizer_that_steps_within_a_pass_ends_no_step(tmp_path: Path) -> None:
+    """One for each parameter, in its hook."""
+    made = two_layers(3, marked=False)
+    for step in range(3):
+        made.annotation("Optimizer.step#Adam.step", step * STEP_US + 610, step * STEP_US + 620)
+    report = read(made, tmp_path)
+    assert report.data.workload.steps == 2 and report.data.step.wall_ns == STEP_US * US
 
 
 def test_a_step_of_several_turns_ends_with_the_last_of_them(tmp_path: Path) -> None:
@@ -352,6 +378,7 @@ def test_a_step_of_several_turns_ends_with_the_last_of_them(tmp_path: Path) -> N
             made.pass_(at + 40, at + 80)
             for node in range(nodes):
                 made.node("AddmmBackward0", at + 50 + 10 * node, at + 55 + 10 * node, number + node, (MAIN, at + 12))
+                made.accumulate(at + 56 + 10 * node, at + 58 + 10 * node)
             made.annotation("Optimizer.step#Adam.step", at + 85, at + 100 * length)
             at, number = at + 100 * length, number + nodes
     report = read(made, tmp_path)
@@ -359,7 +386,7 @@ def test_a_step_of_several_turns_ends_with_the_last_of_them(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("nodes", "cycle"),
+    ("gradients", "turns"),
     [
         ([5, 5, 5, 5], 1),
         ([5, 9, 5, 9], 2),
@@ -368,12 +395,12 @@ def test_a_step_of_several_turns_ends_with_the_last_of_them(tmp_path: Path) -> N
         ([5, 9], 1),
         ([1, 2, 3] * 2, 3),
         ([1, 2, 3, 4] * 2, 4),
-        ([1, 2, 3, 4, 5] * 2, 1),  # of so many a cycle is chance
+        ([7, 7, 7, 7, 7, 3] * 2, 6),  # five of a critic, one of a generator
         ([], 1),
     ],
 )
-def test_turns_are_told_by_what_comes_again(nodes: list[int], cycle: int) -> None:
-    assert _cycle(nodes) == cycle
+def test_turns_are_told_by_what_comes_again(gradients: list[int], turns: int) -> None:
+    assert _turns(gradients) == turns
 
 
 def test_a_step_that_runs_ahead_of_the_device_takes_what_its_kernels_take(tmp_path: Path) -> None:
@@ -498,3 +525,23 @@ def test_collectives_are_those_of_the_steps_that_count(tmp_path: Path) -> None:
     assert every is not None and one is not None
     assert one.collectives_ns == every.collectives_ns > 0
     assert one.exposed_ns == every.exposed_ns
+
+
+@pytest.mark.parametrize(
+    "name", ["vllm::all_reduce", "mylib::gather_rows", "symm_mem::one_shot_all_reduce", "_c10d_functional::all_reduce"]
+)
+def test_a_collective_is_communication_whatever_launched_it(name: str, tmp_path: Path) -> None:
+    made = Made()
+    for step in range(2):
+        at, number = step * STEP_US, 100 * step
+        made.annotation(f"ProfilerStep#{step}", at, at + STEP_US)
+        made.call("Linear_0", at + 20, at + 150)
+        made.launch(made.op("aten::linear", at + 30, at + 50, number), at + 40, at + 60, at + 100)
+        made.launch(made.op(name, at + 60, at + 80), at + 70, at + 80, at + 280, name="ncclDevKernel_X", stream=9)
+        made.pass_(at + 300, at + 700)
+        made.node("AddmmBackward0", at + 310, at + 400, number, (MAIN, at + 30))
+    report = read(made, tmp_path)
+    (layer,) = report.data.layers
+    # 180 of the kernel while nothing else runs, and what the host took for an operation that is known to be one.
+    assert layer.forward_communication_ns in (180 * US, 200 * US)
+    assert layer.overlapped_communication_ns == 20 * US

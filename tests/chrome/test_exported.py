@@ -254,6 +254,19 @@ def test_names_that_the_shapes_contradict_are_refused(
     assert str(raised.value).count("\n") == 1
 
 
+class Slim(nn.Linear):
+    """Uses a part of its weight."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.linear(x, self.weight[:2])
+
+
+def test_a_layer_that_uses_its_weight_in_its_own_way_is_paired(tmp_path: Path) -> None:
+    net, x, path = nn.Sequential(Slim(8, 4, bias=False)), torch.ones(4, 8), tmp_path / "trace.json.gz"
+    traced(path, lambda: net(x).sum().backward())
+    assert set(layers(read_trace(path, model=Workload(net, x)))) == {"", "0"}
+
+
 class Other(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -102,7 +102,11 @@ SPLIT_ROW = op("a", "forward", "_c10d_functional::all_reduce", MS)
             "init_device_mesh",
             ["b", "a"],
         ),
-        ({}, [op(None, "other", "(waits for c10d::recv_)", 30 * MS)], STAGES, "n_microbatches", []),
+        ({}, [op(None, "other", "c10d::wait for recv", 30 * MS)], STAGES, "n_microbatches", []),
+        # What waits elsewhere than behind the last node is not DDP: experts, a norm of all ranks, own sending.
+        (DDP, [op(None, "communication", "c10d::wait for all_to_all", 30 * MS)], OWN, "async_op=True", ["b", "a"]),
+        (DDP, [op(None, "communication", "c10d::wait for all_reduce", 30 * MS)], OWN, "async_op=True", ["b", "a"]),
+        (DDP, [op("a", "forward", "c10d::wait for broadcast", 30 * MS)], OWN, "async_op=True", ["b", "a"]),
         ({}, [op(None, "communication", "(waits for gloo:all_reduce)", 30 * MS)], OWN, "async_op=True", ["b", "a"]),
         (DDP, [op(None, "optimizer", "c10d::broadcast_", 30 * MS)], OWN, "async_op=True", ["b", "a"]),
         ({}, [op(None, "other", "c10d::allreduce_", 30 * MS)], OWN, "async_op=True", ["b", "a"]),
@@ -187,6 +191,14 @@ def test_a_kernel_of_any_collective_is_told_by_its_operation() -> None:
     assert finding.message == REDUCED
     (finding,) = found(on_device(40 * MS, replace(generic, op=None, phase="other")))
     assert finding.message == OWN
+
+
+def test_an_exchange_with_all_is_no_pipeline() -> None:
+    """nccl has one kernel for both, and for gather and scatter."""
+    exchange = kernel("forward", "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)", 30 * MS)
+    for name, message in (("nccl:all_to_all", OWN), ("nccl:gather", OWN), ("nccl:send 0->1", STAGES)):
+        (finding,) = found(on_device(40 * MS, replace(exchange, op=name)))
+        assert finding.message == (message if name != "nccl:all_to_all" else OWN), name
 
 
 def test_it_explains_itself() -> None:

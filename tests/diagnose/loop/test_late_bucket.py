@@ -77,7 +77,7 @@ def test_a_bucket_that_waits_for_another() -> None:
     assert finding.code == "DistributedDataParallel(model, find_unused_parameters=False)"
     assert "the last there at 33 %, sent at 98 % with those of layer.0 of it" in finding.evidence
     (finding,) = found(*(replace(each, finds_unused=False) for each in (late, *held)))
-    assert "register layers in the order" in finding.advice
+    assert "let the first step be as the others are" in finding.advice
 
 
 @pytest.mark.parametrize(

@@ -117,9 +117,8 @@ _OWN = _Kind(
 _GATHERS = re.compile(r"all_?gather", re.IGNORECASE)
 _SCATTERS = re.compile(r"reduce_?scatter|FSDP::\w*reduce", re.IGNORECASE)
 _SENDS = re.compile(r"broadcast", re.IGNORECASE)
-_STAGE = re.compile(r"\bsend|recv|SendRecv", re.IGNORECASE)
+_STAGE = re.compile(r"(?:nccl:|c10d::|wait for |gloo:)(?:send|recv)", re.IGNORECASE)
 _REDUCES = re.compile(r"all_?reduce|" + re.escape(ops.WAIT), re.IGNORECASE)
-_GENERIC = re.compile(r"ncclDevKernel_Generic", re.IGNORECASE)  # any collective: the operation tells which
 
 
 def find(case: Case) -> Iterator[Finding]:
@@ -163,8 +162,9 @@ def _on_device(case: Case) -> Counter[_Kind]:
     kinds = _Kinds.of(case)
     for row in case.run.kernels:
         if row.busy_ns and ops.COLLECTIVE_KERNEL.search(row.name):
-            name = row.op if row.op and _GENERIC.search(row.name) else row.name
-            found[kinds.of_row(name, row.phase)] += row.busy_ns
+            # Kernels of several collectives have one name: SendRecv is of all-to-all, of gather and of a pipeline.
+            known = row.op if row.op and ops.COLLECTIVE_KERNEL.search(row.op) else row.name
+            found[kinds.of_row(known, row.phase)] += row.busy_ns
     return found
 
 
@@ -209,8 +209,8 @@ class _Kinds:
                 return _GATHER_FORWARD if phase == "forward" else _GATHER_BACKWARD
             if self._reduces(name, phase):
                 return _SCATTER if self.sharded else _REDUCE
-            if _SENDS.search(name) and self.replicated and phase == "forward":
-                return _BUFFERS
+            if _SENDS.search(name) and self.replicated and phase == "forward" and not name.startswith(ops.WAIT_ROW):
+                return _BUFFERS  # which DDP waits for in C++
             if self.split:
                 return _RESULTS
         return _STAGES if _STAGE.search(name) else _OWN
@@ -221,8 +221,10 @@ class _Kinds:
             return True
         if phase != "communication" or not (self.sharded or self.replicated):
             return False
-        of_dtensor = self.split and name.startswith(ops.SPLIT_LAYERS)
-        return not of_dtensor and not _SENDS.search(name)
+        # DDP waits behind the last node alone: what waits elsewhere is no part of it.
+        if name.startswith(ops.WAIT_ROW) or (self.split and name.startswith(ops.SPLIT_LAYERS)):
+            return False
+        return _REDUCES.search(name) is not None or "reducer::" in name
 
 
 def _parts(kinds: Counter[_Kind]) -> str:

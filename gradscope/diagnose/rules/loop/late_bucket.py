@@ -7,8 +7,8 @@ Example::
 Pattern: a rank waits for its buckets for more than 10 % of the step, and a millisecond of one that is not profiled;
 and by bytes, gradients lie for more than a quarter of the backward pass before the collective of their bucket begins.
 Either a bucket is too large, or it is complete and waits for one that is sent before it: buckets have one order, that
-in which gradients first came, or with ``find_unused_parameters=True`` the one in which parameters were registered,
-reversed. Which of both holds more bytes back decides what is advised.
+in which gradients came in the first step, or with ``find_unused_parameters=True`` the one in which parameters were
+registered, reversed. Which of both holds more bytes back decides what is advised.
 
 Evidence: what is waited, and of the bucket that lies longest its size, when it was complete and when it was sent.
 Estimate: none. One rank's report does not tell a transfer from the wait for a rank that works longer:
@@ -109,12 +109,13 @@ def _of_order(case: Case, rows: Sequence[BucketRow], held: Sequence[BucketRow]) 
         message="Gradients that are there wait for a bucket that is sent before theirs",
         lying=f"{size(worst.bytes)} of gradients, the last there {_at(worst.last_at_ns, worst)}, "
         f"sent {_at(worst.begun_at_ns, worst)}{before}",
-        advice="let DDP order its buckets as gradients come, which it does where it need not look for unused ones."
+        advice="let DDP order its buckets as gradients come, which it does where it need not look for unused ones: "
+        "freeze those that have no gradient, or leave them out of the model."
         if unused
-        else "register layers in the order in which forward calls them.",
+        else "let the first step be as the others are: DDP keeps the order in which gradients came in that one.",
         code="DistributedDataParallel(model, find_unused_parameters=False)"
         if unused
-        else "self.first, self.second = ...  # in __init__: as forward calls them",
+        else "model(usual_batch).sum().backward()  # before the first step, and zero_grad() behind it",
         layers=(worst.begun_by,) if worst.begun_by else (),
     )
 
