@@ -103,6 +103,7 @@ COLLECTIVES = (
     "torch.distributed.ddp.reducer::",  # and behind it
 )
 WAIT_ROW = "c10d::wait"  # so begin gradscope's own rows around a wait that Python makes
+UNKNOWN_WAIT = "a collective"  # where torch does not say for which
 WAITS = "(waits for "  # so the names of waits begin in tables, which have no rows of their own
 WAIT = WAITS + "other ranks)"  # behind the last node of a pass
 COLLECTIVE_KERNEL = re.compile(

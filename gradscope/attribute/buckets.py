@@ -77,7 +77,9 @@ def sent_buckets(assigned: Assigned, reducers: Sequence[ReducerInfo], device: De
         in_pass = _with_copies(table, reducers, window, in_pass)
         if in_pass and device is None:
             # For a parameter that had no gradient the reducer waits for the last collective before it copies anything.
-            by_copies = not any(reducers[bucket.reducer].finds_unused for bucket in in_pass)
+            # A hook may go on behind a collective: then copies tell more.
+            mine = [reducers[bucket.reducer] for bucket in in_pass]
+            by_copies = all(one.hooked or not one.finds_unused for one in mine)
             in_pass = _with_waits(table, window, in_pass, behind, int(waited[window]), by_copies=by_copies)
         found += in_pass
     return tuple(found if device is None else _with_kernels(assigned, found, device))

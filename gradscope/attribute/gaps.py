@@ -67,7 +67,8 @@ def find_gaps(table: EventTable) -> list[Gap]:
     sent = begins(table)
     named = np.array([text.startswith(_SENDS) for text in table.names], bool)
     sent = sent[named[table.name[sent]] & (table.parent[sent] >= 0)]
-    sent = sent[table.kind[table.parent[sent]] == RowKind.CALL] if len(sent) else sent
+    # DDP's forward has a range of torch's own around it.
+    sent = sent[np.isin(table.kind[table.parent[sent]], (RowKind.CALL, RowKind.ANNOTATION))]
     if not len(done) or not len(sent):
         return []
     done = done[np.argsort(table.end_ns[done], kind="stable")]

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from gradscope.compat.profilers import TraceMarker
-from gradscope.ops import WAIT_ROW
+from gradscope.ops import UNKNOWN_WAIT, WAIT_ROW
 
 
 def saved_value(saved: Any) -> Any:
@@ -160,7 +160,7 @@ def marking_waits() -> Iterator[None]:
     @functools.wraps(original)
     def wait(self: Any, *args: Any, **kwargs: Any) -> Any:
         number = self._get_op_type() if hasattr(self, "_get_op_type") else -1
-        name = _OPERATIONS[number] if 0 <= number < len(_OPERATIONS) else "a collective"
+        name = _OPERATIONS[number] if 0 <= number < len(_OPERATIONS) else UNKNOWN_WAIT
         with TraceMarker(f"{WAIT_ROW} for {name}"):
             return original(self, *args, **kwargs)
 

@@ -189,7 +189,8 @@ def test_a_wait_without_a_row_is_nobodys_work(case: str, waits: Path) -> None:
     merged = merge(files(waits, case))
     slow = 0 if case == "buffers" else 1
     assert merged.straggler is not None and merged.straggler.ranks == (slow,)
-    assert merged.straggler.more_ns / MS == pytest.approx(MORE, rel=0.1, abs=4.0)
+    # Each asks for it in many small collectives, after each of which a core must be had: a quarter of it.
+    assert merged.straggler.more_ns / MS == pytest.approx(MORE, rel=0.25)
     fast = next(step for step in merged.ranks if step.rank != slow)
     assert fast.communication_ns / MS >= 0.9 * MORE
     differing = [layer.path for layer in merged.layers if layer.more_ns / MS > 0.5 * MORE]

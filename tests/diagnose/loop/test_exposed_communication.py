@@ -72,6 +72,13 @@ SPLIT_ROW = op("a", "forward", "_c10d_functional::all_reduce", MS)
             "set_requires_gradient_sync(is_last_batch)",
             ["b", "a"],
         ),
+        (
+            {},
+            [FSDP_ROW, op(None, "communication", "c10d::wait for a collective", 30 * MS)],
+            REDUCED,
+            "set_requires_gradient_sync(is_last_batch)",
+            ["b", "a"],
+        ),
         # Of one dimension, with FSDP: it is FSDP's.
         (
             {"mesh": "2"},

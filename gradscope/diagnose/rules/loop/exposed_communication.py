@@ -221,8 +221,11 @@ class _Kinds:
             return True
         if phase != "communication" or not (self.sharded or self.replicated):
             return False
-        # DDP waits behind the last node alone: what waits elsewhere is no part of it.
-        if name.startswith(ops.WAIT_ROW) or (self.split and name.startswith(ops.SPLIT_LAYERS)):
+        # DDP waits behind the last node alone: what waits elsewhere is no part of it. Of a reduce-scatter gloo does not
+        # say what it is.
+        if name.startswith(ops.WAIT_ROW):
+            return self.sharded and name.endswith(ops.UNKNOWN_WAIT)
+        if self.split and name.startswith(ops.SPLIT_LAYERS):
             return False
         return _REDUCES.search(name) is not None or "reducer::" in name
 
