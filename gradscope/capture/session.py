@@ -137,8 +137,9 @@ class Session:
             return False  # a forked process runs on as it would alone
         if self.finished or self._closed:
             return True
-        if not self._is_trainer():
+        if not self._trains_here():
             return False
+        self._trainer = threading.current_thread()
         if graph_task_id() != -1:
             # The engine restores this thread's modes when it returns: the phase may not change before.
             self._postponed = True
@@ -183,7 +184,7 @@ class Session:
         """Leave out what runs until :meth:`resume`, an evaluation say, and what has run since the last step."""
         if self._paused or self._closed or self.finished or self._turning or graph_task_id() != -1:
             return
-        if not self._is_trainer():
+        if not self._trains_here():
             return
         self._paused = self.capture.paused = True
         if self._entered:
@@ -204,12 +205,14 @@ class Session:
 
     def resume(self) -> None:
         """A step begins, after :meth:`pause`."""
-        if not self._paused or self._closed:
+        if not self._paused or self._closed or not self._trains_here():
             return
         self._paused, left, self._left = False, self._left, False
         phase = self._phases[min(self._number, len(self._phases) - 1)]
         with room_for_files():
-            if self._entered:
+            if self._entered and phase.undisturbed and self._others:
+                self._restart()  # one began on another thread, during the pause
+            elif self._entered:
                 with self.run.guard.over(phase.name):
                     phase.resume()
             elif left and not self._others:
@@ -243,12 +246,10 @@ class Session:
         for stack in (self._exits, self._installed):
             self.run.guard.close("leaving a forked process", stack)
 
-    def _is_trainer(self) -> bool:
-        """Check that steps of this thread count: it was the first to end one, or the one that did lives no more."""
-        thread = threading.current_thread()
-        if self._trainer is None or not self._trainer.is_alive():
-            self._trainer = thread
-        return self._trainer is thread
+    def _trains_here(self) -> bool:
+        """Check that steps of this thread count: no other thread that lives has ended one before."""
+        trainer = self._trainer
+        return trainer is None or not trainer.is_alive() or trainer is threading.current_thread()
 
     # -- phases --------------------------------------------------------------------------------------------------------
 
@@ -353,7 +354,7 @@ def _claim(session: Session) -> None:
     """
     global _current
     before = _current() if _current is not None else None
-    if before is not None and before.displaceable:
+    if before is not None and before.displaceable and before._trains_here():  # else its modes are another thread's
         before.close()
     with _lock:
         if _current is not None and _current() is not None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
 from contextlib import ExitStack
 from types import SimpleNamespace
 from typing import Any
@@ -21,6 +23,7 @@ from gradscope.capture.phases.timed import Timed, Unprofiled, WarmUp, read_timed
 from gradscope.capture.result import Capture
 from gradscope.capture.session import Session
 from gradscope.capture.system import StepCost
+from gradscope.errors import UsageError
 from gradscope.tables import Options
 
 X = torch.ones(2, 4)
@@ -283,3 +286,95 @@ def test_a_pause_ends_a_phase_that_the_report_is_whole_without() -> None:
         session.pause()
         session.resume()
         assert more.kept and session.boundary()
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Other threads
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def elsewhere(run: Callable[[], object]) -> None:
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+
+
+def test_after_a_pause_no_profiler_begins_beside_that_of_another_thread() -> None:
+    """Kineto has one for all: two of them end the process."""
+    session = Session(Options(steps=2, warmup=1), reader=Reader(1))  # type: ignore[arg-type]
+    session._phases = [Timed(session.run, 3)]
+    with session:
+        session.boundary()
+        session.pause()
+        elsewhere(session._give_way)
+        session.resume()
+        assert session.run.profiler is None
+        session.boundary()
+        assert session.run.profiler is None
+        session._other_ended()
+        session.boundary()
+        session.boundary()  # its rows are all closed by now
+        assert session.run.profiler is not None
+    assert session.steps_given_way == 1
+
+
+def test_another_thread_that_pauses_does_not_take_over() -> None:
+    """Else it lives on, and no step of the training counts."""
+    wait = threading.Event()
+    model = nn.Linear(4, 4)
+    with gradscope.profiling(model, steps=1, warmup=1, memory=False) as prof:
+        paused = threading.Event()
+
+        def pauses() -> None:
+            prof.pause()
+            prof.resume()
+            paused.set()
+            wait.wait()
+
+        thread = threading.Thread(target=pauses)
+        thread.start()
+        paused.wait()
+        for _ in range(20):
+            model(X).sum().backward()
+            if prof.step():
+                break
+    wait.set()
+    thread.join()
+    assert prof.report.data.workload.steps == 1
+
+
+def test_only_the_thread_that_trains_resumes() -> None:
+    session = Session(Options(steps=1, warmup=1))
+    session._phases = [Timed(session.run, 3)]
+    with session:
+        session.boundary()
+        session.pause()
+        elsewhere(session.resume)
+        assert session.run.profiler is None
+        session.boundary()
+        assert session.run.profiler is not None and session.capture.steps_cut == 1
+
+
+def test_a_session_of_another_thread_is_not_displaced() -> None:
+    """Its modes and profilers are that thread's, so it cannot be undone from here."""
+    session = Session(Options(steps=1, warmup=1))
+    session.displaceable = True
+    hold = threading.Event()
+    begun = threading.Event()
+
+    def trains() -> None:
+        with session:
+            session.boundary()
+            begun.set()
+            hold.wait()
+
+    thread = threading.Thread(target=trains)
+    thread.start()
+    begun.wait()
+    try:
+        with pytest.raises(UsageError, match="already measuring in this process"):
+            Session(Options()).__enter__()
+        assert not session._closed
+    finally:
+        hold.set()
+        thread.join()
