@@ -142,6 +142,11 @@ class profiling:  # noqa: N801 - used like a function: with gradscope.profiling(
     def displaceable(self, value: bool) -> None:
         self._session.displaceable = value
 
+    @property
+    def displaced_after(self) -> int | None:
+        """How many steps it had seen when it ended so; None where it did not."""
+        return self._session.displaced_after
+
     def __enter__(self) -> profiling:
         if self._used:
             raise UsageError(
@@ -160,7 +165,10 @@ class profiling:  # noqa: N801 - used like a function: with gradscope.profiling(
         return self._session.boundary()
 
     def pause(self) -> None:
-        """Leave out what runs until :meth:`resume`, an evaluation say; call it between two steps."""
+        """Leave out what runs until :meth:`resume`, an evaluation say; call it between two steps.
+
+        A step that it is called inside of, after the forward pass say, is left out whole.
+        """
         self._session.pause()
 
     def resume(self) -> None:

@@ -20,7 +20,7 @@ from gradscope.capture.modes import letting_others_leave
 from gradscope.capture.phases import EventReader, Phase, Run, StepRecorder, plan
 from gradscope.capture.result import Capture
 from gradscope.capture.survey import FlopMode, LineMode
-from gradscope.compat import graph_task_id, require_no_profiler, watch_profilers
+from gradscope.compat import graph_task_id, require_no_profiler, sequence_number, watch_profilers
 from gradscope.errors import UsageError
 from gradscope.process import room_for_files
 from gradscope.tables import Options, Progress
@@ -59,6 +59,7 @@ class Session:
         capture.registry.models = self.surroundings.models
         self.finished = False
         self.displaceable = False  # it ends where another one begins
+        self.displaced_after: int | None = None  # steps, where one did
         self.steps_given_way = 0  # that ended while the user's own profiler ran
         self._progress = progress or Progress()
         self.run.say = self._progress.say
@@ -72,6 +73,8 @@ class Session:
         self._trainer: threading.Thread | None = None  # whose steps count
         self._postponed = False  # a step ended inside the engine
         self._paused = False
+        self._drawn = 0  # the autograd nodes of this thread, when the last step ended
+        self._halved = False  # the pause began inside a step, as far as can be told
         self._left = False  # the current phase, for as long as the pause lasts
         self._turning = False  # from one step to the next: what happens meanwhile is no step
         self._others = 0  # profilers of the user's that run now
@@ -148,6 +151,7 @@ class Session:
             return False
         if self._paused:  # all through the step: it is no whole one
             self.capture.steps_cut += 1
+            self._halved = False
             self.resume()
             return self.finished
         self._turning = True
@@ -181,12 +185,16 @@ class Session:
         return self.finished
 
     def pause(self) -> None:
-        """Leave out what runs until :meth:`resume`, an evaluation say, and what has run since the last step."""
+        """Leave out what runs until :meth:`resume`, an evaluation say, and what has run since the last step.
+
+        Where that made a graph it was the half of a step: then the rest of that step is left out too.
+        """
         if self._paused or self._closed or self.finished or self._turning or graph_task_id() != -1:
             return
         if not self._trains_here():
             return
         self._paused = self.capture.paused = True
+        self._halved = sequence_number() != self._drawn
         if self._entered:
             with room_for_files():
                 self._pause(self._phases[self._number])
@@ -204,8 +212,8 @@ class Session:
             self._left = True
 
     def resume(self) -> None:
-        """A step begins, after :meth:`pause`."""
-        if not self._paused or self._closed or not self._trains_here():
+        """A step begins, after :meth:`pause`; nothing happens where it was called inside of one."""
+        if not self._paused or self._halved or self._closed or not self._trains_here():
             return
         self._paused, left, self._left = False, self._left, False
         phase = self._phases[min(self._number, len(self._phases) - 1)]
@@ -307,6 +315,7 @@ class Session:
             phase = self._phases[self._number]
             with self.run.guard.over(phase.name):
                 phase.begin_step()
+        self._drawn = sequence_number()
 
     def _settle(self) -> None:
         """The outermost backward pass has returned."""
@@ -355,6 +364,7 @@ def _claim(session: Session) -> None:
     global _current
     before = _current() if _current is not None else None
     if before is not None and before.displaceable and before._trains_here():  # else its modes are another thread's
+        before.displaced_after = None if before.finished else before.capture.steps_done
         before.close()
     with _lock:
         if _current is not None and _current() is not None:

@@ -23,6 +23,10 @@ from gradscope.safe_text import cut, shown_path, shown_repr, visible
 
 _SUFFIXES = (".json", ".html")
 
+_DISPLACED = (
+    "another measurement began after step {} of this training, which ended this one.\nMeasure before or after it."
+)
+
 
 class Measurement:
     """The first steps of one training; with several ranks each writes files of its own, and the first prints.
@@ -63,16 +67,16 @@ class Measurement:
         if self.report is not None or is_measuring():
             return
         left = _open() if _open is not None else None
-        if left is not None and left._prof is not None:
-            if left is not self and left._is_of(training):
-                _warn("another callback of gradscope measures this training, so this one does not")
-                return
-            left.drop()  # of a training that ended in an error, of which its trainer told nobody
+        if left is not None and left is not self and left._prof is not None and left._is_of(training):
+            _warn("another callback of gradscope measures this training, so this one does not")
+            return
         self._training, self._ranks = weakref.ref(training), rank_and_size()
         if _attempted("this training is not measured", lambda: self._enter(model)):
             _open = weakref.ref(self)
 
     def _enter(self, model: nn.Module | None) -> None:
+        """Displace one that is left: where its training goes on and did not end in an error, it says so itself."""
+        self.drop()
         prof = profiling(model, **self._options)
         prof.displaceable = True
         prof.__enter__()
@@ -91,7 +95,7 @@ class Measurement:
         if self._prof is not None:
             self._ranks = self._ranks or rank_and_size()
             if self._call(self._prof.step):
-                self._enough = True
+                self._enough = self._prof.displaced_after is None
                 self.end()
 
     def pause(self) -> None:
@@ -117,11 +121,14 @@ class Measurement:
         if prof is None:
             return
         ranks = self._ranks or rank_and_size()
+        if prof.displaced_after is not None:
+            _warn(_DISPLACED.format(prof.displaced_after))
         try:
             prof.__exit__(None, None, None)
             self.report = prof.report
         except NothingMeasuredError as error:
-            _warn(why_nothing or str(error))
+            if prof.displaced_after is None:
+                _warn(why_nothing or str(error))
         except Exception as error:
             _warn(f"no report: {_text(error)}")
         else:

@@ -6,6 +6,7 @@ import copy
 import gc
 import json
 import re
+import threading
 import warnings
 from pathlib import Path
 from types import SimpleNamespace
@@ -253,6 +254,44 @@ def test_a_loop_of_ones_own_leaves_out_what_it_says(tmp_path: Path) -> None:
     assert memory is not None and memory.backward_passes == 1
 
 
+@pytest.mark.parametrize("hook", ["on_substep_end", "on_pre_optimizer_step", "on_optimizer_step"])
+def test_what_is_evaluated_inside_a_step_is_no_part_of_one(hook: str, tmp_path: Path) -> None:
+    """Every second step is whole: it has the calls of all its batches."""
+    from transformers import TrainerCallback
+
+    class Evaluates(TrainerCallback):
+        pass
+
+    other, callback = Evaluates(), callback_of(hugging_face, None, **STEPS)
+
+    def evaluate(_args: Any, state: Any, *_rest: Any, model: nn.Module, **_options: Any) -> None:
+        if state.global_step % 2:
+            with torch.no_grad():
+                model(torch.ones(4, 8), torch.ones(4))
+            callback.on_prediction_step()
+            callback.on_evaluate()
+
+    setattr(other, hook, evaluate)
+    hugging_face(tmp_path, [callback, other], accumulate=2)
+    (row,) = [row for row in callback.report.data.layers if row.path.split(".")[-1] == "first"]
+    assert row.calls == 2
+
+
+def test_a_step_that_was_paused_after_its_forward_pass_is_left_out() -> None:
+    model, x = nn.Linear(8, 8), torch.ones(4, 8)
+    with gradscope.profiling(model, steps=2, warmup=1, memory=False) as prof:
+        for number in range(30):
+            loss = model(x).sum()
+            if number % 2:
+                prof.pause()
+                prof.resume()
+            loss.backward()
+            if prof.step():
+                break
+    assert [row.calls for row in prof.report.data.layers] == [1]
+    assert prof._session.capture.steps_cut == number // 2
+
+
 # --------------------------------------------------------------------------------------------------------------------
 # What goes wrong
 # --------------------------------------------------------------------------------------------------------------------
@@ -347,6 +386,66 @@ def test_a_training_that_failed_keeps_nothing_from_gradscope(tmp_path: Path) -> 
     assert report.data.workload.steps == 1
     left.step()  # it is over, and may say so
     assert left.report is None
+
+
+class Within:
+    """Does something at the end of the third step."""
+
+    def __new__(cls, run: Any) -> Any:
+        from transformers import TrainerCallback
+
+        def on_step_end(_self: Any, _args: Any, state: Any, *_rest: Any, **_options: Any) -> None:
+            if state.global_step == 3:
+                run()
+
+        return type("Within", (TrainerCallback,), {"on_step_end": on_step_end})()
+
+
+DISPLACED = (
+    "gradscope: another measurement began after step [23] of this training, which ended this one.\nMeasure before"
+)
+
+
+def test_a_training_goes_on_where_another_measurement_ends_its_own(tmp_path: Path) -> None:
+    """``stop`` is for what has been measured."""
+    callback = callback_of(hugging_face, None, stop=True, steps=5, warmup=3)
+    other = Within(lambda: gradscope.profile(nn.Linear(2, 2), torch.ones(1, 2), steps=1, warmup=1))
+    with pytest.warns(UserWarning, match=DISPLACED) as heard:
+        assert len(hugging_face(tmp_path, [callback, other])) == 20
+    assert callback.report is None and not [each for each in heard if "loop ended" in str(each.message)]
+
+
+def test_of_nested_trainings_the_outer_one_says_that_it_is_measured_no_further(tmp_path: Path) -> None:
+    inner, outer = (callback_of(hugging_face, None, **STEPS) for _ in range(2))
+    with pytest.warns(UserWarning, match=DISPLACED):
+        hugging_face(tmp_path, [outer, Within(lambda: hugging_face(tmp_path, inner))])
+    assert inner.report is not None and outer.report is None
+
+
+def test_a_training_of_another_thread_is_not_ended() -> None:
+    """What it has put up is that thread's."""
+    left, measured = (measurement.Measurement(None, dict(STEPS)) for _ in range(2))
+    begun, hold, model, rows = threading.Event(), threading.Event(), nn.Linear(2, 2), Rows()
+
+    def trains() -> None:
+        left.begin(model, rows)
+        left.step()
+        begun.set()
+        hold.wait()
+        left.drop()
+
+    thread = threading.Thread(target=trains)
+    thread.start()
+    begun.wait()
+    try:
+        with pytest.warns(
+            UserWarning, match="gradscope: this training is not measured: gradscope is already measuring"
+        ):
+            measured.begin(model, Rows())
+        assert left._prof is not None and not left._prof._session._closed
+    finally:
+        hold.set()
+        thread.join()
 
 
 @EACH
