@@ -127,7 +127,7 @@ SCRIPTS = Path(sys.executable).parent
 
 # Stands in for gradscope: writes its arguments down, one a line, and RUN.json.
 STUB = """#!/bin/sh
-{ echo "[$1]"; shift; for word in "$@"; do echo "$word"; done; } >> "$RUNNER_TEMP/calls"
+{ echo "[$1]"; shift; for word in "$@"; do printf '%s\\n' "$word"; done; } >> "$RUNNER_TEMP/calls"
 case "$*" in *--json*) echo '{}' > "$3" ;; *markdown*) echo the difference ;; esac
 """
 
@@ -207,6 +207,13 @@ def test_the_action_says_why_nothing_was_profiled(tmp_path: Path) -> None:
         ("--max-regression 'h.*.a b=5%'  --strict", ["--max-regression", "h.*.a b=5%", "--strict"]),
         ('--max-regression "*=5%" $(touch no) `touch no` $HOME', None),
         (" \n ", []),
+        (
+            "--max-regression C:\\new\\='5%' \"a\\b\" 'c\\d' e\\",
+            ["--max-regression", "C:\\new\\=5%", "a\\b", "c\\d", "e\\"],
+        ),
+        ("--max-peak \\\n 1GiB \\\n  --strict", ["--max-peak", "1GiB", "--strict"]),
+        ("# it's a limit\n--max-peak 1GiB\n  # --strict\n", ["--max-peak", "1GiB"]),
+        ("# none", []),
     ],
 )
 def test_the_action_splits_lines_and_quotes_and_expands_nothing(
@@ -219,6 +226,14 @@ def test_the_action_splits_lines_and_quotes_and_expands_nothing(
     assert calls(tmp_path)["check"] == [run, *wanted]
     assert calls(tmp_path)["profile"] == ["model.py", "--json", run, "--no-html", "--force", *wanted]
     assert not (tmp_path / "no").exists()
+
+
+@pytest.mark.parametrize("options", ["--steps 2 --warmup 1 --json other.json", "--help"])
+def test_the_action_is_red_where_nothing_was_checked(options: str, tmp_path: Path) -> None:
+    (tmp_path / "model.py").write_text(MODEL, encoding="utf-8")
+    done = act(tmp_path, PROFILE_OPTIONS=options, LIMITS="--max-peak 1")
+    assert done.returncode == 2 and "no run was written, so nothing was checked" in done.stderr
+    assert "nothing was checked" in (tmp_path / "summary").read_text(encoding="utf-8")
 
 
 def test_the_action_compares_with_the_baseline(tmp_path: Path) -> None:
@@ -243,6 +258,7 @@ def test_a_second_action_of_a_job_keeps_the_first_run(tmp_path: Path) -> None:
     ("inputs", "said"),
     [
         ({"TARGET": "--help"}, "target is --help, which is an option"),
+        ({"LIMITS": "--max-peak 1 --help"}, "limits has --help, which checks nothing"),
         ({"LIMITS": "--max-peak '1"}, "a quote is left open in: --max-peak '1"),
     ],
 )
