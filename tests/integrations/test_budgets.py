@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -11,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from gradscope.errors import UsageError
+from gradscope.errors import GradscopeError, UsageError
 from gradscope.integrations.pytest import assert_within
 from gradscope.report.report import Report
 from gradscope.report.runfile import to_json
@@ -79,12 +80,13 @@ def test_where_noise_hides_a_limit_only_a_strict_test_fails() -> None:
         (
             Report(FAST),
             {"max_regression": "5%"},
-            "a regression needs a run to compare with.\nGive baseline=BASELINE.json,",
+            "a regression needs a run to compare with.\nGive baseline='BASELINE.json',",
         ),
         (
             Report(FAST),
             {},
-            "nothing to check: no limit is given.\nGive max_regression=5%, max_memory_regression=2%, max_p",
+            "nothing to check: no limit is given.\nGive max_regression='5%', max_memory_regression='2%', "
+            "max_peak='6GiB' or max_saved='2GiB'.",
         ),
         (
             Report(replace(FAST, memory=None)),
@@ -96,6 +98,11 @@ def test_where_noise_hides_a_limit_only_a_strict_test_fails() -> None:
             {"baseline": Report(FAST), "max_regression": "c=5%"},
             "max_regression: no layer of either run m",
         ),
+        (
+            Report(run({"": [0], "a": [10 * MS]})),
+            {"baseline": Report(FAST), "max_regression": "5%"},
+            "the run has one measured step, so its noise is unknown.\nProfile again with steps=5 or more.",
+        ),
     ],
 )
 def test_a_limit_without_a_meaning_is_said_as_python_has_it(given: Any, limits: dict[str, Any], message: str) -> None:
@@ -103,6 +110,26 @@ def test_a_limit_without_a_meaning_is_said_as_python_has_it(given: Any, limits: 
         assert_within(given, **limits)
     assert "--" not in str(raised.value)
     assert [entry.name for entry in raised.traceback][-1] == "assert_within"  # which pytest does not show
+
+
+@pytest.mark.parametrize("name", ["base--cpu.json", "exp--lr-3 x.json", "a --max-peak 5.json", "--steps-5.json"])
+def test_words_of_the_users_stay_as_they_are(name: str) -> None:
+    with pytest.raises(GradscopeError, match=rf"^(the file )?{re.escape(name)}") as raised:
+        assert_within(name, max_peak=1)
+    assert name in str(raised.value)
+    with pytest.raises(UsageError, match=r"^max_regression: no layer of either run matches a--b-5"):
+        assert_within(Report(FAST), Report(FAST), max_regression="a--b-5=5%")
+
+
+def test_layers_that_only_one_run_has_are_said_where_the_rest_passes() -> None:
+    renamed = run({"": [0] * 5, "a": [10 * MS] * 5, "c": [10 * MS] * 5})
+    with pytest.warns(UserWarning, match="^gradscope: not in the ") as heard:
+        assert_within(Report(renamed), Report(FAST), max_regression="?=500%")
+    assert [str(each.message).partition(":")[2] for each in heard] == [
+        " not in the baseline, so not checked: c",
+        " not in the run, so not checked: b",
+    ]
+    assert {each.filename for each in heard} == {__file__}
 
 
 def test_pytest_shows_the_line_of_the_test(pytester: pytest.Pytester) -> None:
