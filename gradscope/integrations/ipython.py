@@ -13,6 +13,7 @@ import shlex
 from dataclasses import dataclass
 from typing import Any, NoReturn, cast
 
+from IPython.core.displayhook import DisplayHook
 from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.display import display
@@ -43,9 +44,15 @@ class _Cell:
         text = shell.transform_cell(self.text)
         name = shell.compile.cache(text, shell.execution_count, raw_code=self.text)
         tree = shell.transform_ast(shell.compile.ast_parse(text, name))
-        last = [tree.body.pop()] if tree.body and isinstance(tree.body[-1], ast.Expr) else []
+        shown = tree.body and isinstance(tree.body[-1], ast.Expr) and not _ends_silently(text)
+        last = [tree.body.pop()] if shown else []
         exec(shell.compile(tree, name, "exec"), shell.user_ns)  # noqa: S102 (running the user's cell is the purpose)
         exec(shell.compile(ast.Interactive(last), name, "single"), shell.user_ns)  # noqa: S102 (as above)
+
+
+def _ends_silently(text: str) -> bool:
+    """Check that a semicolon is its last token: so a notebook hides what the last line is worth."""
+    return bool(DisplayHook.semicolon_at_end_of_expression(text))  # type: ignore[no-untyped-call]
 
 
 class _Parser(argparse.ArgumentParser):

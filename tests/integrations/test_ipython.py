@@ -101,3 +101,13 @@ def test_a_cell_that_fails_does_so_here_as_under_time(
 def test_what_the_last_line_is_worth_is_shown(shell: InteractiveShell, capsys: pytest.CaptureFixture[str]) -> None:
     shell.run_cell_magic("gradscope", "--steps 2 --warmup 1 --no-memory", CELL + "\ndone * 111")
     assert "2220" in capsys.readouterr().out
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_semicolon_hides_what_the_last_line_is_worth(
+    shell: InteractiveShell, capsys: pytest.CaptureFixture[str]
+) -> None:
+    end = "\ndef more():\n    global ran\n    ran = 3\n    return done * 111\nmore();  # it runs all the same"
+    report = shell.run_cell_magic("gradscope", "--steps 2 --warmup 1 --no-memory", CELL + end)
+    assert "2220" not in capsys.readouterr().out
+    assert isinstance(report, Report) and shell.user_ns["ran"] == 3
