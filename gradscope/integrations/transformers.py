@@ -29,7 +29,6 @@ class GradscopeCallback(TrainerCallback):
         self, output: str | os.PathLike[str] | None = "gradscope-trainer", *, stop: bool = False, **options: Any
     ) -> None:
         self._measurement = Measurement(output, options, stop=stop)
-        self._in_step = False  # batches that accumulate are one
 
     @property
     def report(self) -> Report | None:
@@ -40,12 +39,10 @@ class GradscopeCallback(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Begin with the model that is trained."""
-        self._in_step = False
         self._measurement.begin(kwargs.get("model"), state)
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """An optimizer step has ended."""
-        self._in_step = False
         self._measurement.step()
         if self._measurement.stops:
             control.should_training_stop = True
@@ -57,14 +54,12 @@ class GradscopeCallback(TrainerCallback):
     def on_evaluate(self, *args: Any, **kwargs: Any) -> None:
         """What has run since the last step was an evaluation; a step that it ran inside of is left out."""
         self._measurement.pause()
-        if not self._in_step:
-            self._measurement.resume()
+        self._measurement.resume()
 
     on_predict = on_save = on_evaluate
 
     def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
         """A step begins, also after an evaluation of the program's own."""
-        self._in_step = True
         self._measurement.resume()
 
     def on_train_end(

@@ -277,6 +277,24 @@ def test_what_is_evaluated_inside_a_step_is_no_part_of_one(hook: str, tmp_path: 
     assert row.calls == 2
 
 
+def test_an_evaluation_before_a_steps_first_batch_cuts_nothing(tmp_path: Path) -> None:
+    """Though the step has begun for the trainer."""
+    from transformers import TrainerCallback
+
+    callback = callback_of(hugging_face, None, **STEPS)
+
+    class Evaluates(TrainerCallback):
+        def on_step_begin(self, *_args: Any, model: nn.Module, **_options: Any) -> None:
+            with torch.no_grad():
+                model(torch.ones(4, 8), torch.ones(4))
+            callback.on_prediction_step()
+            callback.on_evaluate()
+
+    hugging_face(tmp_path, [callback, Evaluates()], accumulate=2)
+    (row,) = [row for row in callback.report.data.layers if row.path.split(".")[-1] == "first"]
+    assert row.calls == 2
+
+
 def test_a_step_that_was_paused_after_its_forward_pass_is_left_out() -> None:
     model, x = nn.Linear(8, 8), torch.ones(4, 8)
     with gradscope.profiling(model, steps=2, warmup=1, memory=False) as prof:
