@@ -3,7 +3,7 @@
 ``torch.distributed._broadcast_coalesced`` sends them and waits, which shows as own time of the module around it. The
 threads of the process group tell when a collective was done: a stretch directly behind the row that began a broadcast,
 in which one is done, was a wait for it until then. Waits that Python makes have rows, see
-:func:`gradscope.compat.marking_waits`.
+``marking_waits``.
 """
 
 from __future__ import annotations
