@@ -135,7 +135,7 @@ def test_modules_that_cannot_be_joined_are_refused() -> None:
         "/**\n * Of * and **.\n * @param {number} x\n */\nfunction f(x) {\n  /** @type {A} */\n  const y = x * 2;\n"
     )
     annotated += "  return /** @type {B} */ (y); // a /** b */\n}\n"
-    plain = "function f(x) {const y = x * 2;\nreturn /** @type {B} */ (y); // a /** b */\n}\n"
+    plain = "function f(x) {const y = x * 2;\nreturn (y); // a /** b */\n}\n"
     assert plain in bundle.join({"a.js": annotated}) and "@param" not in bundle.script()
     wrapped = "f(\n  one, // of two,\n  two,\n);\n"
     assert "f(one, // of two,\ntwo,);\n" in bundle.join({"a.js": wrapped})

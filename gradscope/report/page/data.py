@@ -13,15 +13,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from gradscope import units
-from gradscope.report.devicesections import device_facts, device_parts
 from gradscope.report.fold import build_tree
 from gradscope.report.header import measured_text, partial_text
 from gradscope.report.page.findingsdata import findings_record
 from gradscope.report.page.memorydata import memory_record
 from gradscope.report.page.sourcedata import source_record
+from gradscope.report.page.tables import plain_tables
 from gradscope.report.runfile import to_record
 from gradscope.report.view import LEDGER_WORDS
-from gradscope.tables import DeviceLedger, LayerRow, LineRow, RunData, TakenStep, is_unreliable
+from gradscope.tables import LayerRow, LineRow, RunData, TakenStep, is_unreliable
 
 FORMAT = 1
 
@@ -99,26 +99,16 @@ def _run_record(run: RunData, strings: Strings, source: bool) -> dict[str, Any]:
         **findings_record(run, source=source),
         "odd": layers.column(_odd_repeats(run)),
         "notes": list(run.notes),
+        "tables": plain_tables(run, layers.rows),
         "layers": _layer_columns(run.layers, layers, strings),
         "ops": _op_columns(run.ops, layers, strings, "shape", ("calls", "self_ns")),
         "kernels": _op_columns(run.kernels, layers, strings, "op", ("calls", "device_ns", "busy_ns")),
         "lines": _line_columns(run.lines, layers, strings, source),
         "functions": source_record(run.lines) if source else [],
     }
-    if run.device is not None and run.device.kernel_ns:
-        record["device"] = _device_record(run.device, run.step.wall_ns)
-    if run.buckets:
-        record["buckets"] = [to_record(row) | {"layers": layers.column(row.layers)} for row in run.buckets]
     if run.memory is not None:
         record["memory"] = memory_record(run.memory, layers.column, strings.column)
     return record
-
-
-def _device_record(device: DeviceLedger, step_ns: int) -> dict[str, Any]:
-    """What launched the kernels, and the sentence about them that the terminal has, too."""
-    parts = [[key, words, meaning, ns] for key, words, ns, _, meaning in device_parts(device)]
-    about = "; ".join(["each kernel in full, so overlaps count twice", *device_facts(device, step_ns)])
-    return {"whole": device.kernel_ns, "words": about, "parts": parts}
 
 
 def _op_columns(
@@ -156,10 +146,10 @@ class _Layers:
     """Rows of layers by path, and where each stands in the tree."""
 
     def __init__(self, rows: Sequence[LayerRow]) -> None:
-        self._rows = {row.path: index for index, row in enumerate(rows)}
+        self.rows = {row.path: index for index, row in enumerate(rows)}
 
     def number(self, path: str | None) -> int:
-        return -1 if path is None else self._rows.get(path, -1)
+        return -1 if path is None else self.rows.get(path, -1)
 
     def column(self, paths: Iterable[str | None]) -> list[int]:
         return [self.number(path) for path in paths]
@@ -167,11 +157,11 @@ class _Layers:
     def parent(self, row: LayerRow) -> int:
         """The nearest layer above that has a row, if the path of ``row`` continues it."""
         path = row.parent
-        while path is not None and (path not in self._rows or path == row.path):
+        while path is not None and (path not in self.rows or path == row.path):
             path = path.rpartition(".")[0] if path else None
         if path is None or not (path == "" or row.path.startswith(f"{path}.")):
             return -1
-        return self._rows[path]
+        return self.rows[path]
 
 
 def _layer_columns(rows: Sequence[LayerRow], layers: _Layers, strings: Strings) -> dict[str, Any]:

@@ -3,11 +3,11 @@
 import { hasRoofline } from "./roofline.js";
 import { changeOf, isCompared, sumOfChanges } from "./change.js";
 import { hasFindings } from "./findings.js";
-import { bucketsTable, deviceTable } from "./devicetables.js";
 import { formatCalls, formatRatio } from "./format.js";
 import { boundBy, formatPercent, hasLimits, limitTime, limitedOf, reachedOf } from "./limits.js";
 import { ledgerTable, linesTable, peakTable } from "./linetables.js";
 import { backwardRatio, isWithin, layerOf, walkTree } from "./nodes.js";
+import { plainTable } from "./plaintables.js";
 import { BACKWARD, FORWARD, SAVED, amountOf, slotOf } from "./run.js";
 import { isFound, rowsOf } from "./search.js";
 import {
@@ -46,8 +46,8 @@ export function tabsOf(run) {
     ["lines", "Lines", run.lines.length > 0],
     ["source", "Source", run.info.functions?.length > 0],
     ["ledger", "Ledger", true],
-    ["device", "Device", run.info.device != null],
-    ["buckets", "Buckets", run.info.buckets != null],
+    ["device", "Device", run.info.tables?.device != null],
+    ["buckets", "Buckets", run.info.tables?.buckets != null],
     ["peak", "Peak", run.memory !== null],
     ["roofline", "Roofline", hasRoofline(run)],
   ];
@@ -64,8 +64,7 @@ export function makeTable(tab, scene) {
   if (tab === "kernels") return opsTable(scene, "kernel");
   if (tab === "lines") return linesTable(scene);
   if (tab === "ledger") return ledgerTable(scene);
-  if (tab === "device") return deviceTable(scene);
-  if (tab === "buckets") return bucketsTable(scene);
+  if (scene.run.info.tables?.[tab]) return plainTable(tab, scene);
   if (tab === "peak" && scene.run.memory) return peakTable(scene, scene.run.memory);
   return layersTable(scene);
 }
