@@ -186,11 +186,17 @@ def waits(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("case", OF_WAITS)
 def test_a_wait_without_a_row_is_nobodys_work(case: str, waits: Path) -> None:
     """Of a loop that averages by hand, of tensors that are exchanged, of buffers that the first rank sends late."""
-    merged = merge(files(waits, case))
+    paths = files(waits, case)
+    merged = merge(paths)
     slow = 0 if case == "buffers" else 1
+    for rank, path in enumerate(paths):
+        found = costs(load_run(path))
+        for number, ms in enumerate(COSTS):
+            want = ms + (MORE if (rank, number) == (1, 1) and case != "buffers" else 0)
+            assert abs(found[number] - want) <= 0.03 * want + 1.0, (rank, number, found[number], want)
     assert merged.straggler is not None and merged.straggler.ranks == (slow,)
-    # Each asks for it in many small collectives, after each of which a core must be had: a quarter of it.
-    assert merged.straggler.more_ns / MS == pytest.approx(MORE, rel=0.25)
+    # With the scheduler's part, as of two ranks above.
+    assert merged.straggler.more_ns / MS == pytest.approx(MORE, rel=0.1, abs=4.0)
     fast = next(step for step in merged.ranks if step.rank != slow)
     assert fast.communication_ns / MS >= 0.9 * MORE
     differing = [layer.path for layer in merged.layers if layer.more_ns / MS > 0.5 * MORE]
