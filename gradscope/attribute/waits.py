@@ -122,15 +122,17 @@ def waits_behind(table: EventTable, *, hooked: bool) -> IntColumn:
     later = _that_wait_later(table)
     around = passes_around(table, later)
     windows = np.unique(around[around >= 0])
+    done = done_elsewhere(table)
     for window, behind in behind_last_nodes(table, windows).items():
-        until = behind.until_ns if hooked else min(behind.until_ns, _done_ns(table, later[around == window], window))
+        until = behind.until_ns
+        if not hooked:
+            until = min(until, _done_ns(table, done, later[around == window], window))
         found[window] = max(behind.waited_ns(until), 0)
     return found
 
 
-def _done_ns(table: EventTable, later: IntColumn, window: int) -> int:
-    """When the last collective was done that these rows of a pass began; its end where the trace does not tell."""
-    done = done_elsewhere(table)
+def _done_ns(table: EventTable, done: IntColumn, later: IntColumn, window: int) -> int:
+    """When the last collective that these rows of a pass began was done; the end of the pass where nothing tells."""
     first = table.start_ns[later].min()
     done = done[(table.start_ns[done] >= first) & (table.start_ns[done] <= table.end_ns[window])]
     return int(table.end_ns[done].max()) + WOKEN_NS if len(done) else int(table.end_ns[window])

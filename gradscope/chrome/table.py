@@ -17,33 +17,16 @@ import numpy as np
 
 from gradscope import markers
 from gradscope.attribute.nodes import innermost_pass_around, nearest, number_nodes
+from gradscope.chrome.host import UNSEEN, Host
 from gradscope.chrome.reading import ANNOTATION, BACKWARD, CALL, HOST, MODULE, RUNTIME, Exported, ns
+from gradscope.chrome.steps import OPTIMIZER_STEP, StepBounds, find_steps
 from gradscope.errors import TraceFileError
 from gradscope.tables import BEFORE_THE_TRACE, EventTable, Int32Column, IntColumn, KernelTable, RowKind, SpanTable
 from gradscope.trace.events import launchers, make_table, parts_of_ops, row_order, sums_of_kept, without_rows
-from gradscope.trace.names import EVALUATE, USER_SCOPE
+from gradscope.trace.names import USER_SCOPE
 from gradscope.trace.tree import Interner, RawColumns
 
-PROFILER_STEP = "ProfilerStep#"
-_OPTIMIZER_STEP = "Optimizer.step#"
-_DIGITS = 12  # of a step's number, at most
-_UNSEEN = 1_000_000  # added to the profiler's number of a thread that the trace does not show
 _GRAPH_LAUNCHES = ("cudaGraphLaunch", "cuGraphLaunch", "hipGraphLaunch")
-
-
-@dataclass(frozen=True, slots=True)
-class StepBounds:
-    """Where the steps lie.
-
-    Attributes:
-        how: what they were cut at: "ProfilerStep", "Optimizer.step" or "" where the whole trace is taken for one.
-    """
-
-    numbers: tuple[int, ...]  # as the trace numbers them, else from 0 on
-    start_ns: tuple[int, ...]
-    end_ns: tuple[int, ...]
-    how: str
-    turns: int = 1  # of optimizers of one name, that are one step
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +63,7 @@ def recorded(found: Exported, steps: tuple[int, int] | None = None) -> Recorded:
     Raises:
         TraceFileError: it holds no backward pass, or none of these steps.
     """
-    host = _Host(found)
+    host = Host(found)
     if not len(host.nodes):
         raise TraceFileError(
             f"{found.name} holds no backward pass: no node of autograd was evaluated in it"
@@ -88,7 +71,7 @@ def recorded(found: Exported, steps: tuple[int, int] | None = None) -> Recorded:
             "last window is exported, however short it is."
         )
     _check_one_process(host)
-    bounds = _steps(host, steps)
+    bounds = find_steps(host, steps)
     windows, guessed = _windows(host)
     calls, modules = _calls(host)
     columns, names, scopes, runtime = _raw(host, calls, windows, bounds)
@@ -119,7 +102,7 @@ def recorded(found: Exported, steps: tuple[int, int] | None = None) -> Recorded:
     )
 
 
-def _check_one_process(host: _Host) -> None:
+def _check_one_process(host: Host) -> None:
     """Refuse a file in which several processes went backward: they number their steps, launches and threads alike."""
     process = {number: pid for (pid, _), number in host.found.threads.items()}
     found = {process[thread] for thread in np.unique(host.thread[host.nodes]).tolist()}
@@ -130,196 +113,11 @@ def _check_one_process(host: _Host) -> None:
         )
 
 
-class _Host:
-    """The host's events as arrays, threads of forward told from the profiler's numbers."""
-
-    def __init__(self, found: Exported) -> None:
-        host, base = found.host, found.base()
-        self.found = found
-        self.base = base
-        self.names = list(found.names)
-        self.kind = np.frombuffer(host.kind, np.int8)
-        self.name = np.frombuffer(host.name, np.int32)
-        self.thread: Int32Column = np.frombuffer(host.thread, np.int32)
-        self.start = ns(host.start, base)
-        self.end = self.start + ns(host.duration, 0.0)
-        self.sequence: IntColumn = np.frombuffer(host.sequence, np.int64)
-        self.logical: IntColumn = np.frombuffer(host.forward_thread, np.int64)
-        self.external: IntColumn = np.frombuffer(host.external, np.int64)
-        self.correlation: IntColumn = np.frombuffer(host.correlation, np.int64)
-        evaluates = np.array([text.startswith(EVALUATE) for text in self.names], bool)
-        is_host = self.kind == HOST
-        self.nodes = np.flatnonzero(is_host & evaluates[self.name]) if self.names else np.empty(0, np.int64)
-        self.drew = np.flatnonzero(is_host & (self.sequence >= 0) & (self.logical == 0))
-        self._drawn: np.ndarray[tuple[int, int], np.dtype[np.int64]] | None = None
-        self.forward_thread = self._forward_threads()
-
-    def _forward_threads(self) -> Int32Column:
-        """The thread whose counter drew the number of each backward row; 0 for others."""
-        thread_of = _by_arrows(self)
-        for number in np.unique(self.logical[self.logical > 0]).tolist():
-            if number not in thread_of:
-                thread_of[number] = _by_numbers(self, number, set(thread_of.values()))
-        found = np.zeros(len(self.kind), np.int32)
-        for number, thread in thread_of.items():
-            found[self.logical == number] = thread
-        return found
-
-    def drawn_by(self, numbers: IntColumn) -> dict[int, int]:
-        """Thread -> how many of these numbers, each once, its operations drew."""
-        if self._drawn is None:
-            pairs = np.unique(np.stack([self.sequence[self.drew], self.thread[self.drew]]), axis=1)
-            self._drawn = pairs  # in order of the numbers
-        sequence, thread = self._drawn
-        low, high = (np.searchsorted(sequence, numbers, side=side) for side in ("left", "right"))
-        counts: Counter[int] = Counter()
-        for first, last in zip(low.tolist(), high.tolist(), strict=True):
-            counts.update(thread[first:last].tolist())
-        return counts
-
-    def named(self, kind: int, beginning: str) -> IntColumn:
-        """Rows of a kind whose name begins so, in order of start."""
-        if not self.names:
-            return np.empty(0, np.int64)
-        fits = np.array([text.startswith(beginning) for text in self.names], bool)
-        rows = np.flatnonzero((self.kind == kind) & fits[self.name])
-        return rows[np.argsort(self.start[rows], kind="stable")]
-
-
-def _by_arrows(host: _Host) -> dict[int, int]:
-    """The profiler's number of a thread -> the thread that most arrows to its nodes come from."""
-    rows = np.flatnonzero(host.logical > 0)
-    starts = np.frombuffer(host.found.host.start, np.float64)
-    number_at = {
-        (thread, start): number
-        for thread, start, number in zip(
-            host.thread[rows].tolist(), starts[rows].tolist(), host.logical[rows].tolist(), strict=True
-        )
-    }
-    votes: dict[int, Counter[int]] = defaultdict(Counter)
-    for source, target in host.found.arrows.values():
-        if source is not None and target is not None and target in number_at:
-            votes[number_at[target]][source[0]] += 1
-    return {number: counts.most_common(1)[0][0] for number, counts in votes.items()}
-
-
-def _by_numbers(host: _Host, number: int, known: set[int]) -> int:
-    """The thread whose operations drew most of the numbers of these nodes, of several rather one that is not ``known``.
-
-    One that is not there where none did, or several did alike: each thread counts from 0, and then nothing tells them.
-    """
-    wanted = np.unique(host.sequence[(host.logical == number) & (host.sequence >= 0)])
-    counts = host.drawn_by(wanted)
-    most = max(counts.values(), default=0)
-    best = [thread for thread, count in counts.items() if count == most]
-    best = [thread for thread in best if thread not in known] or best
-    return best[0] if len(best) == 1 else _UNSEEN + number
-
-
-def _instead(host: _Host) -> str:
+def _instead(host: Host) -> str:
     drew = len(host.drew) or np.any(host.kind == HOST)
     if drew:
         return ", which is so of inference"
     return "; it has the device's side alone" if len(host.found.device.name) else ""
-
-
-def _steps(host: _Host, wanted: tuple[int, int] | None) -> StepBounds:
-    """The steps that count: of those that are asked for, the ones in which something ran backward."""
-    found = _profiler_steps(host) or _optimizer_steps(host) or _whole(host)
-    asked = [i for i, number in enumerate(found.numbers) if wanted is None or wanted[0] <= number <= wanted[1]]
-    chosen = [i for i in asked if _has_backward(host, found, i)]
-    if not chosen and found.how == "Optimizer.step" and wanted is None:
-        return _whole(host)  # the pass lies behind the last step of the optimizer
-    if not chosen:
-        raise TraceFileError(_no_step(host.found.name, found.numbers, wanted, some=bool(asked)))
-    return StepBounds(
-        tuple(found.numbers[i] for i in chosen),
-        tuple(found.start_ns[i] for i in chosen),
-        tuple(found.end_ns[i] for i in chosen),
-        found.how,
-        found.turns,
-    )
-
-
-def _whole(host: _Host) -> StepBounds:
-    return StepBounds((0,), (int(host.start.min()),), (int(host.end.max()) + 1,), "")
-
-
-def _no_step(name: str, numbers: Sequence[int], wanted: tuple[int, int] | None, *, some: bool) -> str:
-    """Why no step is left; ``some``: there are steps of these numbers."""
-    first, last = numbers[0], numbers[-1]
-    has = f"step {first} alone" if first == last else f"steps {first} to {last}"
-    if wanted is None:
-        return f"{name} has {has}, and no backward pass in it.\nCall prof.step() behind each step's backward pass."
-    if not some:
-        return f"{name} has {has}: --steps {wanted[0]}-{wanted[1]} leaves none."
-    return (
-        f"{name} has no backward pass in --steps {wanted[0]}-{wanted[1]}: a step without one does not count.\n"
-        f"It has {has}: give others, or leave out --steps."
-    )
-
-
-def _has_backward(host: _Host, steps: StepBounds, i: int) -> bool:
-    start = host.start[host.nodes]
-    return bool(((start >= steps.start_ns[i]) & (start < steps.end_ns[i])).any())
-
-
-def _profiler_steps(host: _Host) -> StepBounds | None:
-    rows = host.named(ANNOTATION, PROFILER_STEP)
-    if not len(rows):
-        rows = host.named(HOST, PROFILER_STEP)  # of torch before 1.12
-    texts = [host.names[number].removeprefix(PROFILER_STEP) for number in host.name[rows].tolist()]
-    kept = [i for i, text in enumerate(texts) if text.isascii() and text.isdecimal() and len(text) < _DIGITS]
-    if not kept:
-        return None
-    start, end = host.start[rows[kept]].tolist(), host.end[rows[kept]].tolist()
-    end = [min(last, following) for last, following in zip(end, [*start[1:], end[-1]], strict=True)]
-    return StepBounds(tuple(int(texts[i]) for i in kept), tuple(start), tuple(end), "ProfilerStep")
-
-
-def _optimizer_steps(host: _Host) -> StepBounds | None:
-    """Steps from the end of one ``Optimizer.step`` to that of the next, of the optimizer that steps least often."""
-    rows = host.named(ANNOTATION, _OPTIMIZER_STEP)
-    if not len(rows):
-        rows = host.named(HOST, _OPTIMIZER_STEP)
-    rows = _behind_passes(host, rows)
-    if not len(rows):
-        return None
-    counts = Counter(host.name[rows].tolist())
-    rarest = min(counts.values())
-    last = [name for name in host.name[rows].tolist() if counts[name] == rarest][-1]
-    ends = np.sort(host.end[rows[host.name[rows] == last]])
-    gradients = host.nodes[[_ACCUMULATES in host.names[name] for name in host.name[host.nodes].tolist()]]
-    turns = _turns(np.diff(np.searchsorted(np.sort(host.start[gradients]), ends)).tolist())
-    bounds = ends[turns - 1 :: turns].tolist()
-    # What precedes the first end may be a part of a step alone: it counts where there is no other.
-    bounds = bounds if len(bounds) > 1 else [int(host.start.min()), *bounds]
-    return StepBounds(tuple(range(len(bounds) - 1)), tuple(bounds[:-1]), tuple(bounds[1:]), "Optimizer.step", turns)
-
-
-_ACCUMULATES = "AccumulateGrad"
-
-
-def _behind_passes(host: _Host, rows: IntColumn) -> IntColumn:
-    """``rows`` but those within a backward pass: an optimizer of each parameter that steps in its hook ends no step."""
-    passes = host.kind == BACKWARD
-    start, end = np.sort(host.start[passes]), np.sort(host.end[passes])
-    # As many passes have begun as have ended where none is open.
-    inside = np.searchsorted(start, host.start[rows], side="right") > np.searchsorted(end, host.start[rows])
-    return rows[~inside]
-
-
-def _turns(gradients: Sequence[int]) -> int:
-    """How many optimizers of one class take turns, told by how many gradients came between their steps; 1 for one.
-
-    The profiler names an optimizer by its class alone, and in a GAN two of one class step. How many parameters each
-    has differs, and comes again in each turn: twice at least. What a model does in a step may differ, too, but not the
-    parameters that it has.
-    """
-    for turns in range(2, len(gradients) // 2 + 1):
-        if len(set(gradients)) > 1 and gradients[turns:] == gradients[:-turns]:
-            return turns
-    return 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,7 +129,7 @@ class _Windows:
     thread: Int32Column
 
 
-def _windows(host: _Host) -> tuple[_Windows, bool]:
+def _windows(host: Host) -> tuple[_Windows, bool]:
     """The backward passes, and whether they had to be guessed."""
     rows = np.flatnonzero(host.kind == BACKWARD)
     if len(rows):
@@ -344,12 +142,12 @@ def _windows(host: _Host) -> tuple[_Windows, bool]:
     return _stretches_of_nodes(host), True
 
 
-def _stretches_of_nodes(host: _Host) -> _Windows:
+def _stretches_of_nodes(host: Host) -> _Windows:
     """Evaluated nodes between which nothing ran forward: each stretch is a pass, of the thread that waits for it."""
     nodes = host.nodes[np.argsort(host.start[host.nodes], kind="stable")]
     start, end = host.start[nodes], host.end[nodes]
     until = np.maximum.accumulate(end)
-    optimizer = host.named(ANNOTATION, _OPTIMIZER_STEP)
+    optimizer = host.named(ANNOTATION, OPTIMIZER_STEP)
     forward = np.sort(host.start[np.concatenate([host.drew, optimizer])])
     # In the gap before node i: forward that starts after all nodes before have ended.
     between = np.searchsorted(forward, start[1:]) - np.searchsorted(forward, until[:-1])
@@ -358,7 +156,7 @@ def _stretches_of_nodes(host: _Host) -> _Windows:
     waits = host.forward_thread[nodes]
     thread = []
     for low, high in zip(first.tolist(), last.tolist(), strict=True):
-        made_by = Counter(number for number in waits[low : high + 1].tolist() if 0 < number < _UNSEEN)
+        made_by = Counter(number for number in waits[low : high + 1].tolist() if 0 < number < UNSEEN)
         thread.append(made_by.most_common(1)[0][0] if made_by else int(host.thread[nodes[low]]))
     return _Windows(start[first], until[last], np.array(thread, np.int32))
 
@@ -412,7 +210,7 @@ class _Calls:
     high: IntColumn
 
 
-def _calls(host: _Host) -> tuple[_Calls, tuple[CalledModule, ...]]:
+def _calls(host: Host) -> tuple[_Calls, tuple[CalledModule, ...]]:
     """Module calls in order of start, with the numbers that each drew, and the modules."""
     rows = np.flatnonzero(host.kind == CALL)
     rows = rows[np.lexsort((-host.end[rows], host.start[rows]))]
@@ -439,7 +237,7 @@ def _calls(host: _Host) -> tuple[_Calls, tuple[CalledModule, ...]]:
     return _Calls(rows, label, low, np.maximum(low, high)), tuple(modules)
 
 
-def _in_backward(host: _Host, rows: IntColumn) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+def _in_backward(host: Host, rows: IntColumn) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
     """Whether each call began while its thread evaluated a node."""
     found = np.zeros(len(rows), bool)
     for thread in np.unique(host.thread[rows]).tolist():
@@ -454,7 +252,7 @@ def _in_backward(host: _Host, rows: IntColumn) -> np.ndarray[tuple[int], np.dtyp
     return found
 
 
-def _numbers(host: _Host, rows: IntColumn, time: IntColumn) -> IntColumn:
+def _numbers(host: Host, rows: IntColumn, time: IntColumn) -> IntColumn:
     """The number that the next node would have had on each row's thread at that time."""
     found = np.zeros(len(rows), np.int64)
     for thread in np.unique(host.thread[rows]).tolist():
@@ -469,7 +267,7 @@ def _numbers(host: _Host, rows: IntColumn, time: IntColumn) -> IntColumn:
     return found
 
 
-def _callers(host: _Host, rows: IntColumn) -> list[int]:
+def _callers(host: Host, rows: IntColumn) -> list[int]:
     """For each call the index of the call around it; -1 for none."""
     open_calls: dict[int, list[int]] = defaultdict(list)
     found = []
@@ -483,13 +281,13 @@ def _callers(host: _Host, rows: IntColumn) -> list[int]:
     return found
 
 
-def _kept_rows(host: _Host) -> IntColumn:
+def _kept_rows(host: Host) -> IntColumn:
     """The host's events that become rows of the table, in the file's order."""
     return np.flatnonzero(np.isin(host.kind, (HOST, ANNOTATION, RUNTIME)))
 
 
 def _raw(
-    host: _Host, calls: _Calls, windows: _Windows, steps: StepBounds
+    host: Host, calls: _Calls, windows: _Windows, steps: StepBounds
 ) -> tuple[RawColumns, Interner, Sequence[int], np.ndarray[tuple[int], np.dtype[np.bool_]]]:
     """The rows of the table before they are sorted: the host's events, and the marks of gradscope's own."""
     kept = _kept_rows(host)
@@ -535,16 +333,16 @@ def _raw(
     return columns, names, scopes, runtime
 
 
-def _training_thread(host: _Host) -> int:
+def _training_thread(host: Host) -> int:
     """The thread whose counter most nodes have their numbers from."""
     threads = host.forward_thread[host.forward_thread > 0]
-    threads = threads[threads < _UNSEEN]
+    threads = threads[threads < UNSEEN]
     if not len(threads):
         threads = host.thread[host.nodes]
     return int(np.bincount(threads).argmax())
 
 
-def _kernels(found: Exported, host: _Host, place: IntColumn) -> KernelTable | None:
+def _kernels(found: Exported, host: Host, place: IntColumn) -> KernelTable | None:
     """The device's activities, each with the row that launched it: by correlation, else by the operation's number."""
     device = found.device
     if not len(device.name):

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from gradscope.chrome.run import read_trace
-from gradscope.chrome.table import _turns
+from gradscope.chrome.steps import _turns
 from gradscope.report import Report
 from gradscope.tables import Ledger
 from gradscope.workload import Workload
