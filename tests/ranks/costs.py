@@ -193,7 +193,7 @@ def run(case: str, folder: str) -> None:
     model = CASES[case]()
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
     x = torch.randn(8, BIG if case in OF_BUCKETS else WIDTH)
-    with gradscope.profiling(model, steps=8, warmup=2, memory=False, lines=False) as prof:
+    with gradscope.profiling(model, steps=12, warmup=2, memory=False, lines=False) as prof:
         ended = False
         while not ended:
             if case == "buffers" and dist.get_rank() == 0:
