@@ -91,7 +91,8 @@ ATEN_EMPTIES = names("aten::empty aten::empty_like aten::empty_strided")
 
 # Between ranks: so the names of their rows begin.
 SPLIT_LAYERS = "_c10d_functional::"  # DTensor's collectives, of which tensor parallel is made
-SHARDING = "FSDP::"
+WRAPPED = ("FullyShardedDataParallel._", "FullyShardedDataParallel.rate_limiter")  # the older FSDP, a wrapping module
+SHARDING = ("FSDP::", *WRAPPED)
 COLLECTIVES = (
     "c10d::",
     "nccl:",

@@ -12,14 +12,17 @@ place would come again, once for each time that gradscope did so.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
 import os
 import re
 import signal
+import sys
 import threading
+import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -114,6 +117,53 @@ def stops_put_off() -> Iterator[None]:
 def _handle(handler: Any, number: int, frame: Any) -> None:
     if callable(handler):
         handler(number, frame)
+
+
+_TOLD_S, _ENDED_S = 5.0, 30.0
+_ended_early = False
+
+
+def note_ended_early() -> None:
+    """A program that this process ran was ended before its own end."""
+    global _ended_early
+    _ended_early = True
+
+
+def leave_all_the_same(code: int, say: Callable[[str], None]) -> None:
+    """Where a program was ended early, see to it that this process ends, with this exit code, now that it is to.
+
+    Python waits at its end for threads that are not daemons: one of the program's that waits for what the rest of the
+    program would have told it never ends. They are given half a minute.
+    """
+    if not _ended_early or not _others():
+        return
+
+    def watch() -> None:
+        time.sleep(_TOLD_S)
+        if not (names := _others()):
+            return
+        say(f"waiting for {names}, of the program's own")
+        time.sleep(_ENDED_S - _TOLD_S)
+        if not (names := _others()):
+            return
+        say(f"{names} did not end: the program was stopped before it told it to. Ended with the process")
+        with contextlib.suppress(Exception):
+            atexit._run_exitfuncs()
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(Exception):
+                stream.flush()
+        os._exit(code)
+
+    threading.Thread(target=watch, daemon=True, name="gradscope-leave").start()
+
+
+def _others() -> str:
+    """Threads that Python waits for at its end, in words; none: empty."""
+    main = threading.main_thread()
+    names = [thread.name for thread in threading.enumerate() if thread is not main and not thread.daemon]
+    if len(names) > 1:
+        return f"{len(names)} threads ({names[0]}, ...)"
+    return f"the thread {names[0]}" if names else ""
 
 
 _profiler_ran = False

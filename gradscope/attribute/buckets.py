@@ -12,7 +12,7 @@ S. Li et al., PyTorch Distributed: Experiences on Accelerating Data Parallel Tra
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -194,6 +194,12 @@ class _Gradients:
         mean = sum((at - begin) * size for at, size in ready) / max(sum(size for _, size in ready), 1)
         return min(ready)[0] - begin, mean, max(ready)[0] - begin
 
+    def last(self, layers: Collection[int], begin: int, end: int) -> int:
+        """When the last gradient of these layers was there, from ``begin`` to ``end``; ``begin`` where none was."""
+        mine = slice(np.searchsorted(self.start_ns, begin), np.searchsorted(self.start_ns, end))
+        there = self.start_ns[mine][np.isin(self.owner[mine], list(layers))]
+        return int(there.max()) if len(there) else begin
+
 
 def _begun(table: EventTable) -> IntColumn:
     """Rows that begin a collective in the hook on a gradient, in order of time."""
@@ -227,11 +233,32 @@ def _matched(
         # Which parameters had no gradient anywhere is asked in a collective of its own, behind the last bucket.
         if len(mine) != len(layers) + reducer.finds_unused and len(mine) != len(layers):
             continue
+        if reducer.hooked and not _in_order(table, window, layers, rows[mine], gradients):
+            continue
         for number, (bucket, at) in enumerate(zip(layers, mine.tolist(), strict=False)):
             row = int(rows[at])
             begin, begun = int(table.start_ns[window]), int(table.start_ns[row])
             times = (*gradients.times(bucket, begin, begun), begun - begin, last - begin)
             yield Sent(place, number, window, row, int(by[at]), bucket, times)
+
+
+def _in_order(table: EventTable, window: int, layers: Sequence[Shares], rows: IntColumn, gradients: _Gradients) -> bool:
+    """Check that each bucket's collective began at the last gradient of it, or of one that is sent before it.
+
+    A hook of the program's own may begin several for one bucket and none for another.
+    """
+    begin, end = int(table.start_ns[window]), int(table.end_ns[window])
+    held = Counter(layer for bucket in layers for layer, _ in bucket)
+    began = table.start_ns[nearest(table, rows, (RowKind.ACCUMULATE,))].tolist()
+    ready = begin
+    for number, (bucket, at) in enumerate(zip(layers, began, strict=False)):
+        # Of a layer in several buckets a gradient does not tell in which it is.
+        whole = [layer for layer, _ in bucket if held[layer] == 1]
+        ready = max(ready, gradients.last(whole, begin, end))
+        known = all(held[layer] == 1 for before in layers[: number + 1] for layer, _ in before)
+        if at < ready or (known and at > ready):
+            return False
+    return True
 
 
 def _by_layer(bucket: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:

@@ -28,7 +28,7 @@ from gradscope.attribute.nodes import (
     passes_around,
     span_labels,
 )
-from gradscope.attribute.sharding import owners_of_pieces
+from gradscope.attribute.sharding import owners_of_pieces, owners_of_wrapped
 from gradscope.tables import EventTable, Int8Column, IntColumn, PassNote, RowKind, SpanTable
 
 _NODE = "BackwardHookFunctionBackward"  # of torch.nn.modules._functions.BackwardHookFunction
@@ -295,9 +295,10 @@ def assign_rows(skeleton: Skeleton, accumulate_owner: IntColumn, sum_rows: IntCo
     category[_closure_rows(table)] = Category.FORWARD
     # A collective is its node's, as in tensor parallelism, or its parameter's.
     category[(table.kind == RowKind.COMMUNICATION) & skeleton.in_backward] = Category.COMMUNICATION
-    sharding = (table.kind == RowKind.SHARDING) & skeleton.in_backward
+    sharding = np.flatnonzero((table.kind == RowKind.SHARDING) & skeleton.in_backward)
     category[sharding] = Category.COMMUNICATION
     owner[sharding] = owners_of_pieces(table.names, skeleton.paths, INHERIT)[table.name[sharding]]
+    owner[sharding] = owners_of_wrapped(table, sharding, owner, skeleton.calls, skeleton.parents)
     return Rows(
         skeleton.levels.propagate(category, Category.OTHER).astype(np.int8),
         skeleton.levels.propagate(owner, OUTSIDE).astype(np.int64),
@@ -434,10 +435,12 @@ def adopt_outside_ops(table: EventTable, rows: Rows, steps: Steps) -> Rows:
         np.minimum.at(first, steps.of_row[calls], table.start_ns[calls])
         begun = np.where(first < np.iinfo(np.int64).max, first, begun)
     step = steps.of_row
-    loose = (rows.category == Category.OTHER) & np.isin(table.kind, (RowKind.OP, RowKind.ADD)) & (step >= 0)
+    sharding = _inside_sharding(table)
+    loose = (rows.category == Category.OTHER) & (step >= 0)
+    loose &= np.isin(table.kind, (RowKind.OP, RowKind.ADD)) | sharding
     loose[loose] = table.start_ns[loose] >= begun[step[loose]]
     loose &= ~_is_loading(table, loose)
-    loose &= ~_below_collectives(table, loose)
+    loose &= ~_below_collectives(table, loose) | sharding
     asked = np.flatnonzero(loose)
     loose[asked] = nearest(table, asked, (RowKind.CALL,)) < 0  # all others are forward already, or no layer's
     category = rows.category.copy()
@@ -451,6 +454,13 @@ def _below_collectives(table: EventTable, asked: BoolColumn) -> BoolColumn:
     rows = np.flatnonzero(asked)
     found[rows] = nearest(table, rows, (RowKind.COMMUNICATION,)) >= 0
     return found
+
+
+def _inside_sharding(table: EventTable) -> BoolColumn:
+    """Return which rows are FSDP's or lie in one that is."""
+    if not (table.kind == RowKind.SHARDING).any():
+        return np.zeros(len(table), bool)
+    return nearest(table, np.arange(len(table)), (RowKind.SHARDING,)) >= 0
 
 
 def _is_loading(table: EventTable, asked: BoolColumn) -> BoolColumn:

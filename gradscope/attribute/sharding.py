@@ -1,7 +1,9 @@
-"""What FSDP does in a trace: it writes a row around each piece of its work, with the module that the piece is for.
+"""What FSDP does in a trace: it writes a row around each piece of its work.
 
-The rows are ``record_function("FSDP::...")`` of torch.distributed.fsdp: all-gathers, what is copied before and behind
-them, reduce-scatters. They run in hooks on the tensors of other modules, in whose backward nodes they lie.
+Those of ``fully_shard`` are ``record_function("FSDP::...")`` with the module that the piece is for: all-gathers, what
+is copied before and behind them, reduce-scatters. They run in hooks on the tensors of other modules, in whose backward
+nodes they lie. Those of the wrapping module, ``FullyShardedDataParallel._...``, are without it, and run in hooks on
+nodes and parameters of what it wraps.
 """
 
 from __future__ import annotations
@@ -11,7 +13,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from gradscope.tables import IntColumn
+from gradscope import ops
+from gradscope.attribute.nodes import nearest
+from gradscope.tables import EventTable, IntColumn, RowKind, SpanTable
 
 _PIECE = re.compile(r"FSDP::(\w+)(?: for)?(?: \(?([^()]*)\)?)?")
 
@@ -40,4 +44,33 @@ def owners_of_pieces(names: Sequence[str], paths: Sequence[str], unknown: int) -
             found[number] = index[module]
         elif len(below) == 1:
             found[number] = index[below[0]]
+    return found
+
+
+def owners_of_wrapped(
+    table: EventTable, rows: IntColumn, owner: IntColumn, calls: SpanTable, parents: Sequence[int]
+) -> IntColumn:
+    """The owner of each of these rows; of the wrapping module's the one around the layer whose node they lie in.
+
+    A wrapping module is one in whose forward such rows lie. What it gathers ahead, for others, is its own.
+
+    Args:
+        rows: in backward.
+        owner: of each row of the table; known for nodes.
+        calls: module calls; ``label`` is the index of the layer.
+        parents: of each layer the index of its parent; negative for a root.
+    """
+    theirs = np.array([name.startswith(ops.WRAPPED) for name in table.names], bool)[table.name]
+    around = nearest(table, np.flatnonzero(theirs), (RowKind.CALL, RowKind.NODE, RowKind.ACCUMULATE))
+    around = around[around >= 0]
+    around = around[table.kind[around] == RowKind.CALL]
+    wrapping = set(np.unique(calls.label[table.argument[around]]).tolist())
+    found = owner[rows]
+    above = nearest(table, rows, (RowKind.NODE, RowKind.ACCUMULATE))
+    for number in np.flatnonzero(theirs[rows] & (above >= 0)).tolist():
+        layer = int(owner[above[number]])
+        while layer >= 0 and layer not in wrapping:
+            layer = parents[layer]
+        if layer >= 0:
+            found[number] = layer
     return found

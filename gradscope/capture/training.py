@@ -20,6 +20,7 @@ from gradscope.capture.registry import Seen
 from gradscope.capture.result import StepsOfOptimizer
 from gradscope.compat import graph_task_id
 from gradscope.devices import is_capturing
+from gradscope.process import note_ended_early
 
 # Optimizer steps after which no cycle is looked for any more: a step is then a round, see CycleFinder.
 _LONGEST = 256
@@ -298,6 +299,7 @@ class StepFinder:
             self._say("all steps are measured, but the script caught the stop signal, so it runs to its end")
         else:
             self._raised = True
+            note_ended_early()
             raise StopRun
 
 

@@ -26,6 +26,7 @@ from gradscope.trace.events import launchers, make_table, parts_of_ops, row_orde
 from gradscope.trace.names import USER_SCOPE
 from gradscope.trace.tree import Interner, RawColumns
 
+_COMPILED_AUTOGRAD = "Torch-Compiled Region: !"  # so begin the regions that dynamo made of backward passes
 _GRAPH_LAUNCHES = ("cudaGraphLaunch", "cuGraphLaunch", "hipGraphLaunch")
 
 
@@ -65,6 +66,11 @@ def recorded(found: Exported, steps: tuple[int, int] | None = None) -> Recorded:
     """
     host = Host(found)
     if not len(host.nodes):
+        if _is_compiled(host):
+            raise TraceFileError(
+                f"{found.name} holds no node of autograd: compiled autograd ran the backward pass as one graph.\n"
+                "Record it with torch._dynamo.config.compiled_autograd = False: layers are told by nodes."
+            )
         raise TraceFileError(
             f"{found.name} holds no backward pass: no node of autograd was evaluated in it"
             f"{_instead(host)}.\nRecord one step of training, forward and backward; with schedule() give repeat=1: the "
@@ -111,6 +117,12 @@ def _check_one_process(host: Host) -> None:
             f"{host.found.name} holds {len(found)} processes that went backward, whose numbers are mixed up.\n"
             "Give the file of each rank by itself."
         )
+
+
+def _is_compiled(host: Host) -> bool:
+    """Check that a backward pass ran which has no nodes."""
+    known = {number for number, name in enumerate(host.names) if name.startswith(_COMPILED_AUTOGRAD)}
+    return bool(np.any(host.kind == BACKWARD) or known.intersection(host.name.tolist()))
 
 
 def _instead(host: Host) -> str:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import sys
 
-from gradscope.cli.failure import INTERRUPTED, say_error, show_user_error
+from gradscope.cli.failure import INTERRUPTED, say, say_error, show_user_error
 from gradscope.cli.progress import make_progress
 from gradscope.errors import GradscopeError
+from gradscope.process import leave_all_the_same
 
 
 def main(path: str) -> int:
@@ -28,4 +29,6 @@ def main(path: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    ended = main(sys.argv[1])
+    leave_all_the_same(ended, say)
+    sys.exit(ended)

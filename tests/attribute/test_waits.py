@@ -114,6 +114,50 @@ def test_what_fsdp_does_is_for_the_module_that_it_names() -> None:
     assert {"FSDP::pre_backward", "FSDP::backward_prefetch"} < names
 
 
+def test_what_the_wrapping_fsdp_does_is_that_of_the_wrapping_module() -> None:
+    """Its rows name no module: in backward they lie in nodes of the layers below it, and at their parameters."""
+    found = result(
+        Row(SHARDING, 2, 8, "FullyShardedDataParallel._pre_forward"),
+        Row(RowKind.BACKWARD, 100, 400, "backward", argument=0),
+        node(110, 200, 5),
+        Row(SHARDING, 120, 180, "FullyShardedDataParallel._pre_backward_hook"),
+        Row(SHARDING, 130, 170, "FullyShardedDataParallel._pre_backward_prefetch"),
+        Row(COMMUNICATION, 140, 150, "c10d::allgather_"),
+        node(210, 400, 2),
+        Row(SHARDING, 250, 270, "FullyShardedDataParallel.rate_limiter"),
+    )
+    assert by_path(found, "backward_self_ns") == {"a": 170, "b": 30}
+    assert by_path(found, "communication_ns") == {"": 60 + 20}
+    assert by_path(found, "forward_communication_ns") == {"": 6}
+
+
+def test_what_wraps_is_the_next_around_a_layer() -> None:
+    found = result(
+        Row(SHARDING, 2, 8, "FullyShardedDataParallel._root_pre_forward"),
+        Row(SHARDING, 12, 18, "FullyShardedDataParallel._pre_forward"),
+        Row(RowKind.BACKWARD, 100, 400, "backward", argument=0),
+        node(110, 200, 5),
+        Row(SHARDING, 120, 180, "FullyShardedDataParallel._pre_backward_hook"),
+        node(210, 400, 2),
+        Row(SHARDING, 250, 270, "FullyShardedDataParallel._pre_backward_hook"),
+    )
+    assert by_path(found, "communication_ns") == {"": 60, "a": 20}
+
+
+def test_without_module_calls_sharding_is_forward_too() -> None:
+    nothing = np.empty(0, np.int64)
+    rows = (
+        Row(RowKind.STEP, 0, 0, "step", argument=0),
+        Row(SHARDING, 10, 60, "FullyShardedDataParallel._pre_forward"),
+        Row(COMMUNICATION, 20, 40, "c10d::allgather_"),
+        Row(RowKind.BACKWARD, 100, 400, "backward", argument=0),
+        Row(RowKind.STEP, 1000, 1000, "step", argument=1),
+    )
+    skeleton = read_skeleton(table_of(*rows), SpanTable(nothing, nothing, nothing), [], paths=())
+    found = build_result(assign(skeleton, 0, None), (), (), None, {}, has_flops=False)
+    assert found.step.forward_ns == 50
+
+
 def test_a_collective_in_a_node_is_its_layers() -> None:
     """Tensor parallel; nothing is waited for at the end."""
     found = result(

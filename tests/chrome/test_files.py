@@ -16,6 +16,8 @@ from tests.chrome.made import MAIN, Made, two_layers
 
 INFERENCE = Made()
 INFERENCE.op("aten::mm", 0, 10)
+COMPILED = Made()
+COMPILED.annotation("Torch-Compiled Region: !0/1/0", 0, 10)
 DEVICE_ONLY = Made()
 DEVICE_ONLY.kernel(0, 10, 3)
 
@@ -33,6 +35,7 @@ DEVICE_ONLY.kernel(0, 10, 3)
         (b"\x1f\x8b\x08\x00 no gzip", "is cut off or damaged"),
         (json.dumps({"traceEvents": INFERENCE.events}).encode(), "holds no backward pass"),
         (json.dumps({"traceEvents": INFERENCE.events}).encode(), "which is so of inference"),
+        (json.dumps({"traceEvents": COMPILED.events}).encode(), "compiled autograd ran the backward pass as one graph"),
         (json.dumps({"traceEvents": DEVICE_ONLY.events}).encode(), "it has the device's side alone"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",  # what gzip writes has the time in it

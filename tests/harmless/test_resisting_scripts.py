@@ -323,3 +323,29 @@ for _ in range(60):
     code, _, err = _profiled(tmp_path, text)
     assert code == 0, err
     assert not _run(tmp_path)["partial"]
+
+
+def test_a_thread_that_waits_for_the_rest_of_the_program_does_not_hold_the_process(tmp_path: Path) -> None:
+    """The program is ended before it tells its thread to end, for which Python would wait."""
+    (tmp_path / "train.py").write_text(
+        _SETUP
+        + """
+import atexit
+atexit.register(lambda: print("cleaned up", flush=True))
+told = threading.Event()
+threading.Thread(target=told.wait, name="writer").start()
+for _ in range(10_000):
+    step()
+told.set()
+"""
+    )
+    program = (
+        "from gradscope import process; process._TOLD_S, process._ENDED_S = 0.2, 0.6; from gradscope.cli import main;"
+        " main(['profile', 'train.py', '--no-html', '--steps', '1', '--warmup', '1'])"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 0, ended.stderr
+    assert "waiting for the thread writer, of the program's own" in ended.stderr
+    assert "the thread writer did not end" in ended.stderr
+    assert ended.stdout.endswith("cleaned up\n") and "\nNext" in ended.stdout
+    assert list(tmp_path.glob("*.json"))

@@ -74,11 +74,24 @@ class Big(nn.Module):
         return x
 
 
-def buckets(*, turned: bool = False, **options: Any) -> nn.Module:
+def buckets(*, turned: bool = False, hook: Callable[..., Any] | None = None, **options: Any) -> nn.Module:
     torch.manual_seed(0)
     model = nn.parallel.DistributedDataParallel(Big(turned=turned), **options)
-    model.register_comm_hook(None, slow_network)
+    model.register_comm_hook(None, hook or slow_network)
     return model
+
+
+def mixed_up(_, bucket):  # type: ignore[no-untyped-def]  # as below
+    """Of two buckets it sends the first with the second, and the third twice."""
+    if bucket.index() == 0:
+        done: torch.futures.Future[Tensor] = torch.futures.Future()
+        done.set_result(bucket.buffer())
+        return done
+    again = dist.all_reduce(torch.zeros(1), async_op=True) if bucket.index() == 2 else None
+    reduced = slow_network(_, bucket)
+    if again is not None:
+        again.wait()
+    return reduced
 
 
 def slow_network(_, bucket):  # type: ignore[no-untyped-def]  # DDP takes no text for an annotation
@@ -104,6 +117,14 @@ def fsdp() -> nn.Module:
         fully_shard(layer)
     fully_shard(model)
     return model
+
+
+def fsdp_wrapped() -> nn.Module:
+    from torch.distributed.fsdp import FullyShardedDataParallel
+    from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+
+    wrap = ModuleWrapPolicy({Layer})
+    return FullyShardedDataParallel(network(), auto_wrap_policy=wrap, device_id=torch.device("cpu"))
 
 
 class Averages(nn.Module):
@@ -182,7 +203,9 @@ CASES: dict[str, Callable[[], nn.Module]] = {
     "ddp_views": lambda: ddp(gradient_as_bucket_view=True, find_unused_parameters=True),
     "no_sync": ddp,
     "fsdp": fsdp,
+    "fsdp_wrapped": fsdp_wrapped,
     "tensor_parallel": tensor_parallel,
+    "mixed_up": lambda: buckets(bucket_cap_mb=4, hook=mixed_up),
     **OF_BUCKETS,
 }
 
@@ -192,7 +215,7 @@ def run(case: str, folder: str) -> None:
 
     model = CASES[case]()
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
-    x = torch.randn(8, BIG if case in OF_BUCKETS else WIDTH)
+    x = torch.randn(8, BIG if case in (*OF_BUCKETS, "mixed_up") else WIDTH)
     with gradscope.profiling(model, steps=12, warmup=2, memory=False, lines=False) as prof:
         ended = False
         while not ended:

@@ -17,7 +17,7 @@ from gradscope.tables import RunData
 from tests.ranks.costs import COSTS, MORE, OF_BUCKETS, OF_WAITS
 
 SCRIPT = Path(__file__).parents[1] / "ranks" / "costs.py"
-ONE = ("ddp", "ddp_views", "no_sync", "fsdp", "tensor_parallel")
+ONE = ("ddp", "ddp_views", "no_sync", "fsdp", "fsdp_wrapped", "tensor_parallel")
 MS = 1e6
 
 
@@ -55,12 +55,16 @@ def files(folder: Path, case: str) -> list[Path]:
     return sorted(folder.glob(f"{case}.rank*.json"))
 
 
+def number_of(path: str) -> int:
+    return int(path.removesuffix("._fsdp_wrapped_module").split(".")[-1])
+
+
 def costs(run: RunData) -> dict[int, float]:
     """Backward time of each layer by itself, by its number; of the step in which it took least.
 
     It sleeps for at least what it is asked for, and longer where another process has the core when it wakes.
     """
-    paths = {int(row.path.split(".")[-1]): row for row in run.layers if row.class_name.endswith("Layer")}
+    paths = {number_of(row.path): row for row in run.layers if row.class_name.endswith("Layer")}
     return {number: min(paths[number].backward_self_steps_ns) / MS for number in range(len(COSTS))}
 
 
@@ -76,7 +80,8 @@ def check(folder: Path, case: str) -> Merged:
             assert abs(found[number] - ms) <= 0.03 * ms + 1.0, (rank, number, found[number], ms)
     merged = merge(paths)
     assert merged.straggler is not None and merged.straggler.ranks == (len(paths) - 1,)
-    (worst,) = [layer for layer in merged.layers if layer.path.split(".")[-1] == "1" and layer.class_name != "Linear"]
+    layers = [layer for layer in merged.layers if layer.class_name.endswith("Layer")]
+    (worst,) = [layer for layer in layers if number_of(layer.path) == 1]
     assert worst.slowest == len(paths) - 1
     assert worst.more_ns / MS == pytest.approx(passes * MORE, rel=0.03, abs=2.0)
     return merged
@@ -96,6 +101,7 @@ def test_two_ranks(case: str, two: Path) -> None:
 WAITS = {
     "ddp": "model.no_sync()",
     "fsdp": "set_requires_gradient_sync(is_last_batch)",
+    "fsdp_wrapped": "model.no_sync()",
     "tensor_parallel": "init_device_mesh",
 }
 
@@ -106,7 +112,12 @@ def test_the_rank_that_waits_is_told_for_what(case: str, two: Path) -> None:
     (finding,) = RULES["exposed-communication"].find(Case(load_run(files(two, case)[0]), StepFacts()))
     assert WAITS[case] in finding.code and "gradscope merge" in finding.advice
     assert finding.cost_ns is not None and finding.cost_ns / MS > 0.9 * MORE
-    assert (finding.layers[0] if finding.layers else "") == {"ddp": "", "fsdp": "1", "tensor_parallel": "1.up"}[case]
+    assert (finding.layers[0] if finding.layers else "") == {
+        "ddp": "",
+        "fsdp": "1",
+        "fsdp_wrapped": "_fsdp_wrapped_module.1",
+        "tensor_parallel": "1.up",
+    }[case]
 
 
 def test_the_mesh_is_told(two: Path, four: Path) -> None:
@@ -124,7 +135,7 @@ def test_four_ranks(case: str, four: Path) -> None:
 @pytest.fixture(scope="module")
 def buckets(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("buckets")
-    launch(folder, 2, *OF_BUCKETS)
+    launch(folder, 2, *OF_BUCKETS, "mixed_up")
     return folder
 
 
@@ -162,6 +173,13 @@ def test_what_is_waited_for_a_bucket_is_its_layers(case: str, buckets: Path) -> 
             if case == "turned" or number == 0:
                 assert row.exposed_ns / MS >= NETWORK_MS - 1.0
             assert layers[row.layers[0]] >= 0.99 * row.exposed_ns
+
+
+def test_buckets_that_a_hook_mixes_up_are_not_told(buckets: Path) -> None:
+    """As many collectives as buckets, but not one for each."""
+    for path in files(buckets, "mixed_up"):
+        run = load_run(path)
+        assert run.buckets is None and run.ledger.communication_ns > 0
 
 
 @pytest.mark.parametrize(

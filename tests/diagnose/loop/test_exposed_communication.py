@@ -45,6 +45,7 @@ OWN = "The step waits for collectives that the program begins itself"
 STAGES = "Stages of a pipeline wait for each other"
 DDP: dict[str, Any] = {"ddp": True}
 TENSOR_PARALLEL: dict[str, Any] = {"mesh": "2 dp x 2 tp"}
+WRAPPED = "FullyShardedDataParallel."
 FSDP_ROW = op(None, "forward", "FSDP::pre_forward", 1)
 SPLIT_ROW = op("a", "forward", "_c10d_functional::all_reduce", MS)
 
@@ -79,6 +80,17 @@ SPLIT_ROW = op("a", "forward", "_c10d_functional::all_reduce", MS)
             "set_requires_gradient_sync(is_last_batch)",
             ["b", "a"],
         ),
+        # The older FSDP, which wraps modules; in a trace waits have no rows of their own.
+        ({}, [op("a", "forward", WRAPPED + "_pre_forward", 30 * MS)], FORWARD, "forward_prefetch=True", ["a"]),
+        (
+            {},
+            [op(None, "communication", WRAPPED + "_pre_backward_hook", 30 * MS)],
+            BACKWARD,
+            "ShardingStrategy.SHARD_GRAD_OP",
+            ["b", "a"],
+        ),
+        ({}, [op(None, "communication", WRAPPED + "_post_backward_prefetch", 30 * MS)], BACKWARD, "SHARD", ["b", "a"]),
+        ({}, [op(None, "communication", WRAPPED + "_post_backward_hook", 30 * MS)], REDUCED, "no_sync()", ["b", "a"]),
         # Of one dimension, with FSDP: it is FSDP's.
         (
             {"mesh": "2"},

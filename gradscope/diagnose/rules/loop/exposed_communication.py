@@ -45,6 +45,7 @@ class _Kind:
 
     Attributes:
         does: as a part of the evidence.
+        wrapped: the code for the older FSDP, which wraps modules.
         of_layers: whose it is, is known.
         phases: of a layer, in which it has it.
     """
@@ -53,6 +54,7 @@ class _Kind:
     message: str
     advice: str
     code: str
+    wrapped: str = ""
     of_layers: bool = True
     phases: tuple[str, ...] = ("forward", "backward")
 
@@ -62,6 +64,7 @@ _GATHER_FORWARD = _Kind(
     message="Layers wait until their parameters are gathered",
     advice="gather the next layers' parameters while a layer computes.",
     code="layer.set_modules_to_forward_prefetch([next_layer])",
+    wrapped="FullyShardedDataParallel(model, forward_prefetch=True)",
     phases=("forward",),
 )
 _GATHER_BACKWARD = _Kind(
@@ -69,6 +72,7 @@ _GATHER_BACKWARD = _Kind(
     message="Backward waits until parameters are gathered a second time",
     advice="keep them from forward, where memory allows it.",
     code="fully_shard(layer, reshard_after_forward=False)",
+    wrapped="FullyShardedDataParallel(model, sharding_strategy=ShardingStrategy.SHARD_GRAD_OP)",
     phases=("backward",),
 )
 _SCATTER = _Kind(
@@ -76,6 +80,7 @@ _SCATTER = _Kind(
     message="Backward waits until gradients are reduced between the ranks",
     advice="reduce them once for several batches: before the last of those that are accumulated.",
     code="model.set_requires_gradient_sync(is_last_batch)",
+    wrapped="with model.no_sync():",
     phases=("backward",),
 )
 _REDUCE = _Kind(
@@ -114,7 +119,9 @@ _OWN = _Kind(
 )
 
 # In names of operations, of FSDP's rows, and of the kernels of nccl and its like.
-_GATHERS = re.compile(r"all_?gather", re.IGNORECASE)
+_GATHERS = re.compile(
+    r"all_?gather|FullyShardedDataParallel\.(?:\w*(?:pre_forward|pre_backward|prefetch)|rate_limiter)", re.IGNORECASE
+)
 _SCATTERS = re.compile(r"reduce_?scatter|FSDP::\w*reduce", re.IGNORECASE)
 _SENDS = re.compile(r"broadcast", re.IGNORECASE)
 _STAGE = re.compile(r"(?:nccl:|c10d::|wait for |gloo:)(?:send|recv)", re.IGNORECASE)
@@ -129,6 +136,7 @@ def find(case: Case) -> Iterator[Finding]:
     if not any(kinds.values()) or not is_much(spent, case):
         return
     kind = max(kinds, key=lambda one: kinds[one])
+    wrapped = any(row.name.startswith(ops.WRAPPED) for row in case.run.ops)
     if kind is _REDUCE and any(late_bucket.find(case)):
         return  # it says the same, and why
     yield make_finding(
@@ -141,7 +149,7 @@ def find(case: Case) -> Iterator[Finding]:
         message=kind.message,
         evidence=f"{of_step(spent, case)} in which this rank does nothing else, of it {_parts(kinds)}",
         advice=COMPARE_FIRST + kind.advice,
-        code=kind.code,
+        code=(wrapped and kind.wrapped) or kind.code,
         cost_ns=spent,
     )
 
@@ -151,7 +159,7 @@ def _on_host(case: Case) -> Counter[_Kind]:
     found: Counter[_Kind] = Counter()
     kinds = _Kinds.of(case)
     for row in case.run.ops:
-        if row.name.startswith((*ops.COLLECTIVES, ops.SHARDING, ops.WAITS)):
+        if row.name.startswith((*ops.COLLECTIVES, *ops.SHARDING, ops.WAITS)):
             found[kinds.of_row(row.name, row.phase)] += row.self_ns
     return found
 
