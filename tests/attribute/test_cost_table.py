@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from fractions import Fraction
 from math import floor
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,9 @@ from gradscope.attribute.cost_table import (
     own_contribution,
     totals_by_step,
 )
+from gradscope.attribute.nodes import OUTSIDE
 from gradscope.attribute.rows import Category, Rows, Steps, read_skeleton, self_times
+from gradscope.attribute.survey import NO_LINE
 from gradscope.tables import RowKind
 
 from .hand import NO_SPANS, Row, place, spans, table_of
@@ -180,3 +183,22 @@ def test_what_is_no_layer_names_what_it_runs_between_the_phases(category: Catego
     own, names = own_contribution(assigned([int(category)] * 2, [-1] * 2, [0] * 2, [0] * 2, 1, skeleton), table.end_ns)
     expected = ["(Transform)"] * 2 if category == Category.OTHER else [PYTHON, "aten::mm"]
     assert [names[op] for op in own.op.tolist()] == expected
+
+
+def test_what_is_apart_has_nothing_of_its_row_but_its_step() -> None:
+    """A wait is of no line, of no layer or one that is given, and spent on what is said."""
+    category = np.array([Category.FORWARD, Category.LAYER], np.int8)
+    rows = SimpleNamespace(category=category, owner=np.array([3, 4]))
+    assigned: Any = SimpleNamespace(rows=rows, line=np.array([5, 6]))
+    row, zero = np.array([1, 0]), np.zeros(2, np.int64)
+    plain = Contribution(row, zero, zero, zero)
+    apart = Contribution(row, zero, zero, zero, Category.COMMUNICATION)
+    given = Contribution(row, zero, zero, zero, Category.COMMUNICATION, np.array([8, 9]))
+    for part, categories, owners, lines in (
+        (plain, [Category.LAYER, Category.FORWARD], [4, 3], [6, 5]),
+        (apart, [Category.COMMUNICATION] * 2, [OUTSIDE] * 2, [NO_LINE] * 2),
+        (given, [Category.COMMUNICATION] * 2, [8, 9], [NO_LINE] * 2),
+    ):
+        assert part.category(assigned).tolist() == categories
+        assert part.owner(assigned).tolist() == owners
+        assert part.line(assigned).tolist() == lines

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
 import pytest
 
-from gradscope.attribute.device import kinds_of, read_device
+from gradscope.attribute.device import kinds_of, overlapped, read_device
 from gradscope.attribute.rows import Steps, self_times
-from gradscope.tables import EventTable, KernelTable, RowKind
+from gradscope.tables import BEFORE_THE_TRACE, EventTable, KernelTable, RowKind
 
 
 def _table(rows: list[tuple[int, int, int]]) -> EventTable:
@@ -208,3 +209,37 @@ def test_every_nanosecond_has_the_owner_that_a_walk_finds(seed: int) -> None:
 )
 def test_what_a_device_activity_does_is_told_by_its_name(name: str, kind: str) -> None:
     assert ("compute", "copy", "communication")[int(kinds_of([name])[0])] == kind
+
+
+def test_a_kernel_launched_before_the_trace_takes_its_time_from_the_cpu() -> None:
+    """The device worked meanwhile, for nobody who is in the trace."""
+    table = _table([(0, 100, -1)])
+    device = read_device(table, _kernels([(10, 25, BEFORE_THE_TRACE), (20, 40, 0)]))
+    assert self_times(table, device.start_ns, device.end_ns).tolist() == [70]
+    assert device.busy_ns[device.row >= 0].tolist() == [15]
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_step_idles_where_no_kernel_runs(seed: int) -> None:
+    """Wherever the kernels were launched; and what each step is charged adds up to the time of all."""
+    rng = np.random.default_rng(seed)
+    bounds = np.array([0, *np.sort(rng.choice(np.arange(1, 400), 3, replace=False)), 400])
+    rows = [(int(first), int(last), -1) for first, last in itertools.pairwise(bounds)]
+    table = _table(rows)
+    starts = np.sort(rng.integers(0, 380, 12))
+    kernels = _kernels([(int(one), int(one + rng.integers(1, 20)), int(rng.integers(0, 4))) for one in starts])
+    device = read_device(table, kernels)
+    steps = Steps(bounds[:-1], bounds[1:], np.arange(4))
+    moments = np.arange(400)
+    works = ((kernels.start_ns[:, None] <= moments) & (moments < kernels.end_ns[:, None])).any(axis=0)
+    assert device.idle_ns(steps).tolist() == [int((~works[first:last]).sum()) for first, last, _ in rows]
+    assert int(device.steps_ns(steps).sum()) == 400
+
+
+@pytest.mark.parametrize(("other", "hidden"), [(0, 30), (1, 0)])
+def test_what_is_hidden_of_a_collective_is_hidden_by_its_own_device(other: int, hidden: int) -> None:
+    """Each has it on the row that launched it; kernels that compute have none."""
+    table = _table([(0, 100, -1), (0, 5, 0), (5, 10, 0)])
+    device = read_device(table, _kernels([(10, 60, 1, ALL_REDUCE, 0), (20, 50, 2, GEMM, other)]))
+    found = overlapped(device, np.array([7, 8, 9]))
+    assert (found.row.tolist(), found.op.tolist(), found.ns.tolist()) == ([1], [8], [hidden])
