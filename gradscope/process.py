@@ -22,7 +22,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -119,7 +119,9 @@ def _handle(handler: Any, number: int, frame: Any) -> None:
         handler(number, frame)
 
 
-_TOLD_S, _ENDED_S = 5.0, 30.0
+_TOLD_S = 5.0  # until the user is told for what the end of a process waits
+_THREADS_S = 30.0  # until it does no longer: for threads of the program's
+_EXITING_S = 120.0  # for what it has registered to run at the end, such as what sends off a log
 _ended_early = False
 
 
@@ -132,38 +134,53 @@ def note_ended_early() -> None:
 def leave_all_the_same(code: int, say: Callable[[str], None]) -> None:
     """Where a program was ended early, see to it that this process ends, with this exit code, now that it is to.
 
-    Python waits at its end for threads that are not daemons: one of the program's that waits for what the rest of the
-    program would have told it never ends. They are given half a minute.
+    Python waits at its end for threads and processes that are not daemons, and for exit functions. What waits for
+    something that the rest of the program would have done never ends.
     """
-    if not _ended_early or not _others():
-        return
+    if _ended_early:
+        threading.Thread(target=_watch_end, args=(code, say), daemon=True, name="gradscope-leave").start()
 
-    def watch() -> None:
-        time.sleep(_TOLD_S)
-        if not (names := _others()):
-            return
-        say(f"waiting for {names}, of the program's own")
-        time.sleep(_ENDED_S - _TOLD_S)
-        if not (names := _others()):
-            return
-        say(f"{names} did not end: the program was stopped before it told it to. Ended with the process")
+
+def _watch_end(code: int, say: Callable[[str], None]) -> None:
+    began = time.monotonic()
+    told = False
+    while (spent := time.monotonic() - began) < (_THREADS_S if threads_left() else _EXITING_S):
+        if spent > _TOLD_S and not told:
+            told = True
+            say(f"waiting for {_what_holds()}")
+        time.sleep(min(_TOLD_S, 1.0) / 10)
+    if threads_left():  # else they are what does not end
+        cleaning = threading.Thread(target=atexit._run_exitfuncs, daemon=True)
+        cleaning.start()
+        cleaning.join(_EXITING_S - _THREADS_S)
+    say(f"{_what_holds()} did not end: the program was stopped before it told it to. Ended with the process")
+    for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
-            atexit._run_exitfuncs()
-        for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(Exception):
-                stream.flush()
-        os._exit(code)
-
-    threading.Thread(target=watch, daemon=True, name="gradscope-leave").start()
+            stream.flush()
+    os._exit(code)
 
 
-def _others() -> str:
-    """Threads that Python waits for at its end, in words; none: empty."""
+def threads_left() -> list[str]:
+    """Names of the threads that Python waits for at its end."""
     main = threading.main_thread()
-    names = [thread.name for thread in threading.enumerate() if thread is not main and not thread.daemon]
-    if len(names) > 1:
-        return f"{len(names)} threads ({names[0]}, ...)"
-    return f"the thread {names[0]}" if names else ""
+    return [thread.name for thread in threading.enumerate() if thread is not main and not thread.daemon]
+
+
+def _what_holds() -> str:
+    threads, multiprocessing = threads_left(), sys.modules.get("multiprocessing")
+    children = [] if multiprocessing is None else multiprocessing.active_children()
+    if threads:
+        return f"{_counted('thread', threads)} of the program's own"
+    if children:
+        return f"{_counted('process', [child.name for child in children])} of the program's own"
+    return "a function that the program has registered for its end"
+
+
+def _counted(what: str, names: Sequence[str]) -> str:
+    if len(names) == 1:
+        return f"the {what} {names[0]},"
+    plural = "processes" if what == "process" else f"{what}s"
+    return f"{len(names)} {plural} ({names[0]}, ...)"
 
 
 _profiler_ran = False

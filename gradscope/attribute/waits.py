@@ -46,7 +46,11 @@ def take_out_waits(
         left[gap.row] -= gap.ns
     rows, ns = (np.array([getattr(gap, what) for gap in gaps], np.int64) for what in ("row", "ns"))
     op = np.array([names.index(wait_for(table.names[table.name[gap.collective]])) for gap in gaps], np.int64)
-    found.append(Contribution(rows, op, ns, np.ones(len(gaps), np.int64), communicates=True))
+    waits = Contribution(rows, op, ns, np.ones(len(gaps), np.int64), communicates=True)
+    backward = assigned.skeleton.in_backward[rows]  # of a call that is run again
+    found.append(waits.only(np.flatnonzero(~backward)))
+    again = waits.only(np.flatnonzero(backward))
+    found.append(replace(again, apart=Category.COMMUNICATION, layer=assigned.rows.owner[again.row]))
     return Contribution(own.row, own.op, left, own.calls), found
 
 

@@ -86,6 +86,12 @@ def local_path(file: str) -> str:
     return edited + file[len(edited) :].removeprefix(folder) if file.startswith(edited) else file.removeprefix(folder)
 
 
+def _held_by(module: nn.Module) -> Iterator[Any]:
+    """Its own parameters, and the one that FSDP has made of those below it: with use_orig_params it is no parameter."""
+    yield from module._parameters.values()
+    yield getattr(vars(module).get("_handle"), "flat_param", None)
+
+
 NOBODYS = -1  # label of a module that no root holds
 
 
@@ -180,14 +186,14 @@ class ModuleRegistry:
                 self._holders = {}
                 for label, place in enumerate(self.places):
                     module = place.module()
-                    for held in module._parameters.values() if module is not None else ():
+                    for held in _held_by(module) if module is not None else ():
                         if held is not None:
                             self._holders.setdefault(id(held), []).append(label)
             return tuple(
                 label
                 for label in self._holders.get(id(tensor), ())
                 if (module := self.places[label].module()) is not None
-                and any(held is tensor for held in module._parameters.values())
+                and any(held is tensor for held in _held_by(module))
             )
 
     def find_owners(self) -> None:

@@ -111,11 +111,18 @@ _ACCUMULATES = "AccumulateGrad"
 
 
 def _behind_passes(host: Host, rows: IntColumn) -> IntColumn:
-    """``rows`` but those within a backward pass: an optimizer of each parameter that steps in its hook ends no step."""
-    passes = host.kind == BACKWARD
-    start, end = np.sort(host.start[passes]), np.sort(host.end[passes])
-    # As many passes have begun as have ended where none is open.
-    inside = np.searchsorted(start, host.start[rows], side="right") > np.searchsorted(end, host.start[rows])
+    """``rows`` but those within a backward pass: an optimizer of each parameter that steps in its hook ends no step.
+
+    It steps in a node, on the thread that evaluates it.
+    """
+    around = np.concatenate([np.flatnonzero(host.kind == BACKWARD), host.nodes])
+    inside = np.zeros(len(rows), bool)
+    for thread in np.unique(host.thread[rows]).tolist():
+        theirs, mine = around[host.thread[around] == thread], host.thread[rows] == thread
+        start, end = np.sort(host.start[theirs]), np.sort(host.end[theirs])
+        begins = host.start[rows[mine]]
+        # As many have begun as have ended where none is open.
+        inside[mine] = np.searchsorted(start, begins, side="right") > np.searchsorted(end, begins, side="right")
     return rows[~inside]
 
 

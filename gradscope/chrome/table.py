@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from gradscope import markers
+from gradscope import markers, ops
 from gradscope.attribute.nodes import innermost_pass_around, nearest, number_nodes
 from gradscope.chrome.host import UNSEEN, Host
 from gradscope.chrome.reading import ANNOTATION, BACKWARD, CALL, HOST, MODULE, RUNTIME, Exported, ns
@@ -27,6 +27,8 @@ from gradscope.trace.names import USER_SCOPE
 from gradscope.trace.tree import Interner, RawColumns
 
 _COMPILED_AUTOGRAD = "Torch-Compiled Region: !"  # so begin the regions that dynamo made of backward passes
+_REDUCERS = ("torch::distributed::reducer::", "torch.distributed.ddp.reducer::")
+_BEHIND = re.compile(r"post_backward|reducer::")  # what runs behind the last node, by its name
 _GRAPH_LAUNCHES = ("cudaGraphLaunch", "cuGraphLaunch", "hipGraphLaunch")
 
 
@@ -170,7 +172,27 @@ def _stretches_of_nodes(host: Host) -> _Windows:
     for low, high in zip(first.tolist(), last.tolist(), strict=True):
         made_by = Counter(number for number in waits[low : high + 1].tolist() if 0 < number < UNSEEN)
         thread.append(made_by.most_common(1)[0][0] if made_by else int(host.thread[nodes[low]]))
-    return _Windows(start[first], until[last], np.array(thread, np.int32))
+    threads = np.array(thread, np.int32)
+    return _Windows(start[first], _with_callbacks(host, until[last], threads, forward), threads)
+
+
+def _with_callbacks(host: Host, ends: IntColumn, threads: Int32Column, forward: IntColumn) -> IntColumn:
+    """When passes end that have done their last node at ``ends``: with what FSDP and DDP do behind it, in callbacks."""
+    names = np.array([name.startswith((*ops.SHARDING, *_REDUCERS)) for name in host.names], bool)
+    rows = np.flatnonzero(names[host.name] & np.isin(host.kind, (HOST, ANNOTATION)))
+    rows = rows[np.argsort(host.start[rows], kind="stable")]
+    found = ends.copy()
+    for number, (end, thread) in enumerate(zip(ends.tolist(), threads.tolist(), strict=True)):
+        place = np.searchsorted(forward, end)
+        until = forward[place] if place < len(forward) else np.iinfo(np.int64).max
+        if number + 1 < len(ends):
+            until = min(until, ends[number + 1])
+        behind = rows[(host.thread[rows] == thread) & (host.start[rows] >= end) & (host.end[rows] <= until)]
+        # Before the next forward FSDP gathers parameters for it.
+        behind = behind[[_BEHIND.search(host.names[name]) is not None for name in host.name[behind].tolist()]]
+        if len(behind):
+            found[number] = host.end[behind].max()
+    return found
 
 
 # Operations that use a weight -> which of their shapes is the weight's.

@@ -251,3 +251,108 @@ def test_parts_add_up() -> None:
     assert split(10, [(1, 1), (2, 1), (3, 1)]) == [(1, 3), (2, 3), (3, 4)]
     assert split(7, [(1, 0), (2, 0)]) == [(1, 3), (2, 4)]
     assert split(7, []) == []
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# A hook of the program's own
+# --------------------------------------------------------------------------------------------------------------------
+
+
+def _hooked(seed: int) -> tuple[list[Row], ReducerInfo, list[int], list[int], list[list[int]]]:
+    """A pass whose hook begins collectives at these gradients, of which each has a layer and a bucket.
+
+    Half of them begin where DDP would begin them, the others anywhere.
+
+    Returns:
+        rows, the model, the layer of each gradient, at which gradient each collective begins, gradients of each bucket.
+    """
+    rng = np.random.default_rng(seed)
+    layers = rng.permutation([*range(1, 4), *rng.integers(1, 4, rng.integers(0, 4))]).tolist()
+    count = int(rng.integers(1, len(layers)))
+    held: list[list[int]] = [[] for _ in range(count)]
+    bucket_of = {layer: int(rng.integers(count)) for layer in range(1, 4)}
+    for place, layer in enumerate(layers):
+        split_up = seed % 3 == 0  # a layer may be in several buckets
+        held[int(rng.integers(count)) if split_up else bucket_of[layer]].append(place)
+    held = [each for each in held if each]
+    begun = np.maximum.accumulate([max(each) for each in held]).tolist()
+    if seed % 2:
+        begun = np.sort(rng.integers(0, len(layers), len(held))).tolist()
+    rows = [Row(RowKind.BACKWARD, 100, 900, "backward", argument=0)]
+    for place, layer in enumerate(layers):
+        at = 110 + 60 * place
+        rows += [node(at, at + 20, 2 * layer), Row(ACCUMULATE, at + 20, at + 55, "AccumulateGrad")]
+        rows += [
+            Row(COMMUNICATION, at + 25 + 5 * nth, at + 28 + 5 * nth, "c10d::allreduce_")
+            for nth in range(begun.count(place))
+        ]
+    buckets = tuple(tuple((layers[place], 8) for place in each) for each in held)
+    return rows, ReducerInfo("", 32, False, buckets, hooked=True), layers, begun, held
+
+
+def _fits(layers: list[int], begun: list[int], held: list[list[int]]) -> bool:
+    """Whether each bucket began at the last gradient of it or of one before, so far as its layers tell."""
+    for number, at in enumerate(begun):
+        before = held[: number + 1]
+        shared = {layer for layer in layers if sum(any(layers[place] == layer for place in each) for each in held) > 1}
+        # A layer's gradients are told by the layer alone: the last of a bucket is its last that is in no other.
+        last = max((place for each in before for place in each if layers[place] not in shared), default=-1)
+        if at < last or (at > last and not any(layers[place] in shared for each in before for place in each)):
+            return False
+    return True
+
+
+@pytest.mark.parametrize("seed", range(90))
+def test_collectives_of_a_hook_are_buckets_where_each_begins_when_it_is_complete(seed: int) -> None:
+    rows, reducer, layers, begun, held = _hooked(seed)
+    found = result(*rows, reducers=(reducer,)).buckets
+    assert (found is not None) == _fits(layers, begun, held)
+    if found is not None:
+        assert [row.begun_by for row in found] == [MODULES[layers[place]].path for place in begun]
+
+
+def test_some_hooks_send_buckets_and_some_do_not() -> None:
+    fits = [_fits(*_hooked(seed)[2:]) for seed in range(90)]
+    assert all(fits[::2]) and 5 < sum(fits[1::2]) < 40
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# When buckets are there
+# --------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ends", list(itertools.product((320, 425, 500, 650, 950), repeat=2)))
+def test_nobody_waits_for_a_bucket_that_is_there_before_the_last_node(ends: tuple[int, int]) -> None:
+    threads = [replace(row, end=max(end, row.start + 1)) for row, end in zip(THREADS, ends, strict=True)]
+    found = result(*BACKWARD, *threads)
+    assert found.buckets is not None
+    there = [430, min(max(ends[0], 430), 900), 900]
+    assert [row.exposed_ns for row in found.buckets] == np.diff(there).tolist()
+
+
+@pytest.mark.parametrize("at", [20, 120, 250, 299, 901])
+def test_other_collectives_do_not_tell_when_buckets_are_there(at: int) -> None:
+    """Those that are done before the pass began its first, or behind the pass."""
+    found = result(*BACKWARD, *THREADS, Row(COMMUNICATION, at, at + 5, "gloo:barrier", thread=9))
+    assert found.buckets == result(*BACKWARD, *THREADS).buckets
+
+
+def test_a_collective_in_a_row_of_another_is_none_of_its_own() -> None:
+    """One thread's row tells of both."""
+    around = [
+        replace(row, start=row.start - 2, end=row.end + 2, name="c10d::allreduce_coalesced_")
+        for row in BACKWARD
+        if row.name == "c10d::allreduce_"
+    ]
+    found = result(*BACKWARD, *around, *THREADS)
+    assert found.buckets is not None
+    assert [row.exposed_ns for row in found.buckets] == [170, 300]
+
+
+def test_a_pass_that_does_not_ask_which_gradients_are_unused_has_its_buckets() -> None:
+    """It asks in a collective of its own, where it does."""
+    asked = Row(COMMUNICATION, 422, 424, "c10d::allreduce_")
+    for more in ((), (asked,)):
+        found = result(*BACKWARD, *more, reducers=(replace(REDUCER, finds_unused=True),))
+        assert found.buckets is not None and len(found.buckets) == 2
+    assert result(*BACKWARD, asked).buckets is None

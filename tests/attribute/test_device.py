@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -243,3 +244,22 @@ def test_what_is_hidden_of_a_collective_is_hidden_by_its_own_device(other: int, 
     device = read_device(table, _kernels([(10, 60, 1, ALL_REDUCE, 0), (20, 50, 2, GEMM, other)]))
     found = overlapped(device, np.array([7, 8, 9]))
     assert (found.row.tolist(), found.op.tolist(), found.ns.tolist()) == ([1], [8], [hidden])
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_streams_of_a_device_are_one_timeline(seed: int) -> None:
+    """Whose a nanosecond is does not hang on the streams that the kernels are in, collectives among them."""
+    rng = np.random.default_rng(seed)
+    table = _table([(0, 300, -1), (1, 2, 0), (3, 4, 0)])
+    kernels = _kernels(
+        [
+            (int(one), int(one + rng.integers(1, 60)), 1, int(rng.choice([GEMM, ALL_REDUCE, ALL_REDUCE])), int(place))
+            for one, place in zip(rng.choice(np.arange(280), 20, replace=False), rng.integers(0, 2, 20), strict=True)
+        ]
+    )
+    alone, several = (
+        read_device(table, replace(kernels, stream=streams))
+        for streams in (kernels.stream, rng.integers(0, 4, len(kernels.stream)))
+    )
+    for what in ("busy_ns", "exposed_ns", "start_ns", "end_ns"):
+        assert getattr(alone, what).tolist() == getattr(several, what).tolist()

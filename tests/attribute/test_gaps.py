@@ -86,3 +86,38 @@ def test_a_thread_that_only_begins_collectives_tells_of_none() -> None:
         Row(RowKind.COMMUNICATION, 395 * US, 400 * US, "c10d::allreduce_", thread=2),
     )
     assert find_gaps(table) == [] and names_of_waits(table) == ()
+
+
+@pytest.mark.parametrize("kind", [kind for kind in RowKind if kind != RowKind.COMMUNICATION])
+def test_a_gap_lies_in_a_call_or_a_range(kind: RowKind) -> None:
+    """DDP's forward has a range of torch's own around it; what waits in an operation is that one's own time."""
+    table = table_of(
+        Row(RowKind.CALL, 0, 900 * US, "call", argument=0),
+        Row(kind, 10 * US, 800 * US, "DistributedDataParallel.forward", argument=1),
+        Row(RowKind.COMMUNICATION, 20 * US, 30 * US, "c10d::broadcast_"),
+        Row(RowKind.COMMUNICATION, 25 * US, 400 * US, "gloo:broadcast", thread=2),
+    )
+    found = [(table.kind[gap.row], gap.ns) for gap in find_gaps(table)]
+    assert found == ([(kind, 670 * US)] if kind in (RowKind.CALL, RowKind.ANNOTATION) else [])
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_threads_that_do_not_train_have_none(seed: int) -> None:
+    """What a helper of the program's waits for holds up no step, whatever rows it leaves."""
+    table = _made(seed)
+    rows = [
+        Row(RowKind(kind), start, end, table.names[name], thread, argument)
+        for kind, start, end, name, thread, argument in zip(
+            *(getattr(table, what).tolist() for what in ("kind", "start_ns", "end_ns", "name", "thread", "argument")),
+            strict=True,
+        )
+    ]
+    helper = [
+        Row(RowKind.ANNOTATION if row.kind == RowKind.CALL else row.kind, row.start, row.end, row.name, 3)
+        for row in rows
+        if row.thread == 1
+    ]
+    alone = [(gap.ns, gap.collective >= 0) for gap in find_gaps(table_of(*rows))]
+    found = table_of(*rows, *helper)
+    assert [(gap.ns, gap.collective >= 0) for gap in find_gaps(found)] == alone
+    assert all(found.thread[gap.row] != 3 for gap in find_gaps(found))

@@ -12,6 +12,7 @@ from gradscope.attribute.rows import (
     Skeleton,
     Steps,
     adopt_outside_ops,
+    assign_rows,
     find_steps,
     read_skeleton,
     self_times,
@@ -239,3 +240,25 @@ def test_a_nodes_number_is_its_functions_where_the_engines_row_has_none() -> Non
     skeleton = read_skeleton(table, spans((0, 2, 4)), [-1])
     assert skeleton.nodes.sequence.tolist() == [2, 3, 7]
     assert skeleton.nodes.owner.tolist() == [0, 0, -1]
+
+
+@pytest.mark.parametrize("level", [1, 2, 3])
+def test_what_a_module_that_is_no_layer_computes_is_never_adopted(level: int) -> None:
+    """A metric, or a transform of the next batch, at any time and however deep: it is what runs around it."""
+    inside = [Row(RowKind.CALL, 150 + n, 190 - n, f"metric {n}", argument=1) for n in range(level)]
+    table = table_of(
+        Row(RowKind.STEP, 0, 0, "begin", argument=0),
+        Row(RowKind.CALL, 100, 140, "call", argument=0),
+        Row(RowKind.OP, 142, 148, "loss"),
+        *inside,
+        Row(RowKind.ANNOTATION, 160, 170, "range"),
+        Row(RowKind.OP, 161, 165, "of the metric"),
+        Row(RowKind.SHARDING, 171, 175, "FSDP::all_gather"),
+        Row(RowKind.STEP, 300, 300, "end", argument=1),
+    )
+    skeleton = read_skeleton(table, spans((0, 0, 9), (-2, 9, 9)), [-1], ("Metric",))
+    nothing = np.empty(0, np.int64)
+    rows = assign_rows(skeleton, np.zeros(len(skeleton.nodes.row), np.int64), nothing, nothing)
+    found = adopt_outside_ops(table, rows, find_steps(skeleton, 0))
+    forward = {name for name in table.names if found.category[place(table, name)] == Category.FORWARD}
+    assert forward == {"call", "loss"}

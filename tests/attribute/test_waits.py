@@ -414,3 +414,89 @@ def test_a_wait_outside_of_the_steps_is_in_none(at: int) -> None:
     ]
     found, plain = result_us(*rows, *outside), result_us(*rows)
     assert (found.ops, found.step.communication_ns) == (plain.ops, plain.step.communication_ns)
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# What others do meanwhile
+# --------------------------------------------------------------------------------------------------------------------
+
+VIEWS = tuple(row for row in ddp_us() if not row.name.endswith("copy_bucket_to_grad"))  # until 900, of 980
+
+
+@pytest.mark.parametrize("until", [100, 640, 905, 970, 2_000])
+@pytest.mark.parametrize("begun", [5, 615, 640])
+def test_collectives_begun_before_those_of_a_pass_lengthen_no_wait(begun: int, until: int) -> None:
+    """The program's own, which nobody waits for there: begun in forward, in front of the pass, in it."""
+    found = result_us(*_long(VIEWS), us(COMMUNICATION, begun, max(until, begun + 1), "gloo:all_reduce", thread=9))
+    assert found.ledger == result_us(*_long(VIEWS)).ledger
+
+
+def _long(rows: tuple[Row, ...]) -> list[Row]:
+    """The pass goes on for long enough behind its last collective that it does not end its wait."""
+    return [replace(row, end=3_000 * US) if row.kind == RowKind.BACKWARD else row for row in rows]
+
+
+@pytest.mark.parametrize("until", [605, 640, 950, 1_400, 5_000])
+def test_what_an_earlier_pass_began_lengthens_no_wait_of_a_later_one(until: int) -> None:
+    earlier = (
+        us(RowKind.BACKWARD, 601, 619, "backward", argument=0),
+        us(ACCUMULATE, 602, 610, "AccumulateGrad"),
+        us(COMMUNICATION, 603, 604, "c10d::allreduce_"),
+    )
+    thread = us(COMMUNICATION, 604, until, "gloo:all_reduce", thread=9)
+    found, alone = result_us(*_long(VIEWS), *earlier, thread), result_us(*_long(VIEWS))
+    # The earlier pass waits to its end: the thread is woken by then at the latest.
+    assert sum(waits(found).values()) == 619 - 610 + sum(waits(alone).values())
+
+
+def test_a_collective_of_a_module_called_at_a_gradient_is_that_modules_to_wait_for() -> None:
+    found = result_us(
+        us(RowKind.BACKWARD, 620, 980, "backward", argument=0),
+        us(ACCUMULATE, 630, 700, "AccumulateGrad"),
+        us(RowKind.CALL, 635, 690, "call", argument=2),
+        us(COMMUNICATION, 640, 650, "c10d::allreduce_"),
+    )
+    assert waits(found) == {}
+
+
+@pytest.mark.parametrize("taken", [0, 50, 100, 150, 200, 400, 1_000])
+def test_several_waits_of_a_call_are_no_more_than_its_own_time(taken: int) -> None:
+    """gradscope's own hooks took a part of the call, whatever the part in which it waited."""
+    rows = [
+        row
+        for at in (20, 170, 320)
+        for row in (
+            us(COMMUNICATION, at, at + 10, "c10d::broadcast_"),
+            us(COMMUNICATION, at + 5, at + 130, "gloo:broadcast", thread=2 + at),
+            us(RowKind.OP, at + 135, at + 150, "aten::mm"),
+        )
+    ]
+    none = np.zeros(3, np.int64)
+    calls = replace(CALLS, inside_ns=np.array([0, taken * US, 0]), around_ns=none, open_ns=none)
+    found, plain = result_us(*rows, calls=calls), result_us(*rows)
+    assert all(op.self_ns >= 0 for op in found.ops)
+    assert sum(op.self_ns for op in found.ops) == sum(op.self_ns for op in plain.ops)
+    own = 490 - 3 * (10 + 15)
+    assert sum(waits(found).values()) == min(3 * 125, max(own - taken, 0))
+
+
+def test_what_is_gathered_ahead_is_for_the_module_that_fsdp_names() -> None:
+    """Also in the forward of another."""
+    found = result(Row(SHARDING, 12, 32, "FSDP::all_gather (b)"), Row(COMMUNICATION, 15, 25, "c10d::_allgather_base_"))
+    assert by_path(found, "forward_communication_ns") == {"b": 20}
+    assert [op.name for op in found.ops if "c10d" in op.name] == ["FSDP::all_gather: c10d::_allgather_base_"]
+
+
+def test_a_wait_in_a_call_that_is_run_again_is_communication() -> None:
+    """DDP inside a checkpoint: recompute sends its buffers again, and waits in C++."""
+    found = result_us(
+        us(RowKind.BACKWARD, 620, 980, "backward", argument=0),
+        us(NODE, 630, 960, "CheckpointFunctionBackward", sequence=2, forward_thread=1),
+        us(RowKind.CALL, 640, 900, "call", argument=1),
+        us(COMMUNICATION, 650, 660, "c10d::broadcast_"),
+        us(COMMUNICATION, 655, 800, "gloo:broadcast", thread=2),
+        us(RowKind.OP, 805, 890, "aten::mm"),
+    )
+    waited = found.step.communication_ns
+    assert waited == found.ledger.communication_ns == sum(by_path(found, "communication_ns").values())
+    assert by_path(found, "recompute_ns") == {"a": 260_000 - waited}

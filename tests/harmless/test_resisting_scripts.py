@@ -325,27 +325,69 @@ for _ in range(60):
     assert not _run(tmp_path)["partial"]
 
 
-def test_a_thread_that_waits_for_the_rest_of_the_program_does_not_hold_the_process(tmp_path: Path) -> None:
-    """The program is ended before it tells its thread to end, for which Python would wait."""
+_HOLDS = {
+    "threading.Thread(target=told.wait, name='writer').start()": "the thread writer, of the program's own",
+    "thread = threading.Thread(target=told.wait, name='writer'); thread.start(); atexit.register(thread.join)": (
+        "the thread writer, of the program's own"
+    ),
+    "atexit.register(told.wait)": "a function that the program has registered for its end",
+    "mp = multiprocessing.get_context('fork'); mp.Process(target=sleep, name='worker').start()": (
+        "the process worker, of the program's own"
+    ),
+}
+
+
+@pytest.mark.parametrize("holds", _HOLDS)
+def test_what_waits_for_the_rest_of_the_program_does_not_hold_the_process(holds: str, tmp_path: Path) -> None:
+    """The program is ended before it tells its thread, exit function or child to end, for which Python would wait."""
     (tmp_path / "train.py").write_text(
         _SETUP
-        + """
-import atexit
-atexit.register(lambda: print("cleaned up", flush=True))
+        + f"""
+import atexit, multiprocessing
 told = threading.Event()
-threading.Thread(target=told.wait, name="writer").start()
+
+def sleep():
+    time.sleep(20)  # for the test, which leaves no process behind for longer
+    os._exit(0)
+
+{holds}
+atexit.register(lambda: print("cleaned up", flush=True))
 for _ in range(10_000):
     step()
 told.set()
 """
     )
-    program = (
-        "from gradscope import process; process._TOLD_S, process._ENDED_S = 0.2, 0.6; from gradscope.cli import main;"
-        " main(['profile', 'train.py', '--no-html', '--steps', '1', '--warmup', '1'])"
-    )
-    ended = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    ended = _ended(tmp_path, "process._TOLD_S, process._THREADS_S, process._EXITING_S = 0.2, 0.6, 1.5")
     assert ended.returncode == 0, ended.stderr
-    assert "waiting for the thread writer, of the program's own" in ended.stderr
-    assert "the thread writer did not end" in ended.stderr
+    assert f"waiting for {_HOLDS[holds]}" in ended.stderr and f"{_HOLDS[holds]} did not end" in ended.stderr
     assert ended.stdout.endswith("cleaned up\n") and "\nNext" in ended.stdout
     assert list(tmp_path.glob("*.json"))
+
+
+def _ended(folder: Path, patience: str) -> subprocess.CompletedProcess[str]:
+    program = (
+        f"from gradscope import process; {patience}; from gradscope.cli import main;"
+        " main(['profile', 'train.py', '--no-html', '--steps', '1', '--warmup', '1'])"
+    )
+    return subprocess.run([sys.executable, "-c", program], cwd=folder, capture_output=True, text=True, timeout=120)
+
+
+@pytest.mark.parametrize("steps", [10_000, 5])
+def test_a_thread_that_ends_by_itself_is_waited_for(steps: int, tmp_path: Path) -> None:
+    """Where the program was ended early, and where it was not, for as long as it likes: it writes a checkpoint, say."""
+    (tmp_path / "train.py").write_text(
+        _SETUP
+        + f"""
+def save():
+    time.sleep(8)
+    print("saved", flush=True)
+
+threading.Thread(target=save, name="writer").start()
+for _ in range({steps}):
+    step()
+"""
+    )
+    patience = "process._THREADS_S = 30.0" if steps > 5 else "process._THREADS_S = process._EXITING_S = 0.1"
+    ended = _ended(tmp_path, patience)
+    assert ended.returncode == 0 and "did not end" not in ended.stderr, ended.stderr
+    assert ended.stdout.endswith("saved\n")

@@ -6,11 +6,13 @@ import copy
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, grad
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
+import gradscope
 from tests.patching.exactness import TOLERANCE, check_exact, difference, patched, results
 from tests.patching.gpt_block import Model, x
 from tests.process_group import alone
@@ -132,3 +134,27 @@ def test_shallow_copies_run_on_their_own_parameters(made_by: str) -> None:
                 setattr(replica, name, weights.get_submodule(path).get_parameter(name).detach())
         found.append(replicas[original].eval()(x()).detach())
     torch.testing.assert_close(*found)
+
+
+class Classifies(nn.Module):
+    def __init__(self, head: nn.Module) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(8, 16), head
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.log_softmax(self.head(self.body(x).relu()), dim=1)
+
+
+@pytest.mark.filterwarnings("ignore:FSDP is switching to use `NO_SHARD`:UserWarning")
+@pytest.mark.filterwarnings("ignore:The `NO_SHARD` sharding strategy is deprecated:FutureWarning")
+def test_a_head_that_fsdp_wraps_by_itself_is_looked_at() -> None:
+    """The last call of the wrapping module puts a hook on the result, and makes nothing."""
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    def loss(out: Tensor, _batch: Tensor) -> Tensor:
+        return F.nll_loss(out, torch.zeros(4, dtype=torch.long))
+
+    with alone():
+        head = FullyShardedDataParallel(nn.Linear(16, 10), device_id=torch.device("cpu"))
+        report = gradscope.profile(Classifies(head), torch.randn(4, 8), loss=loss, steps=1)
+    assert not any("recorded step could not be read" in note for note in report.data.notes), report.data.notes

@@ -119,12 +119,12 @@ def fsdp() -> nn.Module:
     return model
 
 
-def fsdp_wrapped() -> nn.Module:
+def fsdp_wrapped(**options: Any) -> nn.Module:
     from torch.distributed.fsdp import FullyShardedDataParallel
     from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
     wrap = ModuleWrapPolicy({Layer})
-    return FullyShardedDataParallel(network(), auto_wrap_policy=wrap, device_id=torch.device("cpu"))
+    return FullyShardedDataParallel(network(), auto_wrap_policy=wrap, device_id=torch.device("cpu"), **options)
 
 
 class Averages(nn.Module):
@@ -204,6 +204,7 @@ CASES: dict[str, Callable[[], nn.Module]] = {
     "no_sync": ddp,
     "fsdp": fsdp,
     "fsdp_wrapped": fsdp_wrapped,
+    "fsdp_original": lambda: fsdp_wrapped(use_orig_params=True),
     "tensor_parallel": tensor_parallel,
     "mixed_up": lambda: buckets(bucket_cap_mb=4, hook=mixed_up),
     **OF_BUCKETS,

@@ -13,7 +13,7 @@ import pytest
 from gradscope.document.terminal import to_text
 from gradscope.errors import RunFileError, UsageError
 from gradscope.ranks import Merged, merge, ranks_document
-from gradscope.ranks.merged import Straggler, _own_ns
+from gradscope.ranks.merged import RankStep, Straggler, _own_ns, _straggler
 from gradscope.report.runfile import to_json
 from gradscope.tables import RunData, TakenStep
 from tests.cli_fixtures import Runner, run_fixture  # noqa: F401 (used by its name)
@@ -312,3 +312,39 @@ def test_who_waits_least_is_marked(written: Any) -> None:
     lines = to_text(ranks_document(merge(written(*runs)))).splitlines()
     assert [line.split()[0] for line in lines if line.endswith("waits least")] == ["1"]
     assert [line.split()[0] for line in lines if "works longer" in line] == ["1"]
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Any ranks
+# --------------------------------------------------------------------------------------------------------------------
+
+
+def _step(number: int, own: int, *, wait: int, std: int = 0) -> RankStep:
+    return RankStep(number, own + wait, wait, 0, 0, std, 1, None, "")
+
+
+@pytest.mark.parametrize("ranks", range(2, 9))
+@pytest.mark.parametrize("slow", range(1, 8))
+def test_stragglers_are_half_of_all_at_most(ranks: int, slow: int) -> None:
+    """Where more work long, it is the others that work less than all."""
+    if slow >= ranks:
+        return
+    steps = [_step(n, 200 if n < slow else 100, wait=10 if n < slow else 110) for n in range(ranks)]
+    found = _straggler(steps)
+    assert (found is not None) == (2 * slow <= ranks)
+    assert found is None or set(found.ranks) == set(range(slow))
+
+
+@pytest.mark.parametrize("gap", [29, 30, 31])
+def test_stragglers_stand_out_more_than_the_others_differ(gap: int) -> None:
+    steps = [_step(0, 100, wait=90), _step(1, 130, wait=60), _step(2, 130 + gap, wait=10)]
+    assert (_straggler(steps) is not None) == (gap > 30)
+
+
+@pytest.mark.parametrize("unsteady", range(4))
+@pytest.mark.parametrize(("std", "told"), [(0, True), (20, True), (30, False)])
+def test_steps_of_any_rank_may_be_the_accident(unsteady: int, std: int, told: bool) -> None:
+    """Two standard deviations of one step, beside 50 more."""
+    own = [100, 100, 100, 150]
+    steps = [_step(n, ns, wait=200 - ns, std=std if n == unsteady else 0) for n, ns in enumerate(own)]
+    assert (_straggler(steps) is not None) == told

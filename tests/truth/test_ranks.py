@@ -17,7 +17,7 @@ from gradscope.tables import RunData
 from tests.ranks.costs import COSTS, MORE, OF_BUCKETS, OF_WAITS
 
 SCRIPT = Path(__file__).parents[1] / "ranks" / "costs.py"
-ONE = ("ddp", "ddp_views", "no_sync", "fsdp", "fsdp_wrapped", "tensor_parallel")
+ONE = ("ddp", "ddp_views", "no_sync", "fsdp", "fsdp_wrapped", "fsdp_original", "tensor_parallel")
 MS = 1e6
 
 
@@ -125,6 +125,15 @@ def test_the_mesh_is_told(two: Path, four: Path) -> None:
     found = {case: {load_run(path).environment.get("mesh") for path in files(two, case)} for case in meshes}
     assert found == {case: {mesh} for case, mesh in meshes.items()}
     assert {load_run(path).environment.get("mesh") for path in files(four, "fsdp")} == {"4"}
+
+
+@pytest.mark.parametrize("case", ["fsdp", "fsdp_wrapped", "fsdp_original"])
+def test_what_fsdp_communicates_is_the_layers(case: str, two: Path) -> None:
+    """But for the callback at the end of the pass, what the loop itself exchanges, and rounding."""
+    for path in files(two, case):
+        run = load_run(path)
+        layers = sum(row.communication_ns + row.forward_communication_ns for row in run.layers)
+        assert run.step.communication_ns is not None and layers >= 0.95 * run.step.communication_ns
 
 
 @pytest.mark.parametrize("case", ["ddp", "fsdp"])

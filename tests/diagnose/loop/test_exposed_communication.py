@@ -45,7 +45,10 @@ OWN = "The step waits for collectives that the program begins itself"
 STAGES = "Stages of a pipeline wait for each other"
 DDP: dict[str, Any] = {"ddp": True}
 TENSOR_PARALLEL: dict[str, Any] = {"mesh": "2 dp x 2 tp"}
+SCATTERED = "FSDP::post_backward_reduce: c10d::wait for "
+HOOK = "FullyShardedDataParallel._post_backward_hook: c10d::wait for "
 WRAPPED = "FullyShardedDataParallel."
+FSDP_AHEAD = op("a", "forward", "FSDP::forward_prefetch", 1)
 FSDP_ROW = op(None, "forward", "FSDP::pre_forward", 1)
 SPLIT_ROW = op("a", "forward", "_c10d_functional::all_reduce", MS)
 
@@ -91,6 +94,12 @@ SPLIT_ROW = op("a", "forward", "_c10d_functional::all_reduce", MS)
         ),
         ({}, [op(None, "communication", WRAPPED + "_post_backward_prefetch", 30 * MS)], BACKWARD, "SHARD", ["b", "a"]),
         ({}, [op(None, "communication", WRAPPED + "_post_backward_hook", 30 * MS)], REDUCED, "no_sync()", ["b", "a"]),
+        # What a collective is a part of tells more than its own name: replicas of shards, gathering ahead of forward.
+        ({}, [op(None, "communication", SCATTERED + "all_reduce", 30 * MS)], REDUCED, "gradient_sync", ["b", "a"]),
+        ({}, [op(None, "communication", HOOK + "all_reduce", 30 * MS)], REDUCED, "model.no_sync()", ["b", "a"]),
+        ({}, [op(None, "other", "FSDP::all_gather: c10d::wait", 30 * MS)], FORWARD, "prefetch", ["a"]),
+        ({}, [op("a", "forward", WRAPPED + "_pre_forward_prefetch: c10d::wait", 30 * MS)], FORWARD, "SHARD", ["a"]),
+        ({}, [FSDP_AHEAD, op("a", "forward", "FSDP::all_gather", 30 * MS)], FORWARD, "layers[:2]", ["a"]),
         # Of one dimension, with FSDP: it is FSDP's.
         (
             {"mesh": "2"},
@@ -117,6 +126,33 @@ SPLIT_ROW = op("a", "forward", "_c10d_functional::all_reduce", MS)
         (
             TENSOR_PARALLEL,
             [SPLIT_ROW, op("a", "forward", "c10d::_allgather_base_", 30 * MS)],
+            SPLIT,
+            "init_device_mesh",
+            ["b", "a"],
+        ),
+        # A result that is waited for where it is read, behind the model; not where the program begins one there.
+        (
+            TENSOR_PARALLEL,
+            [SPLIT_ROW, op(None, "other", "_c10d_functional::wait_tensor", 30 * MS)],
+            SPLIT,
+            "init_device_mesh",
+            ["b", "a"],
+        ),
+        (
+            TENSOR_PARALLEL,
+            [
+                SPLIT_ROW,
+                op(None, "other", "_c10d_functional::all_reduce", MS),
+                op(None, "other", "_c10d_functional::wait_tensor", 30 * MS),
+            ],
+            OWN,
+            "async_op=True",
+            ["b", "a"],
+        ),
+        # Beside FSDP, too.
+        (
+            TENSOR_PARALLEL,
+            [FSDP_ROW, SPLIT_ROW, op("a", "communication", "_c10d_functional::reduce_scatter_tensor", 30 * MS)],
             SPLIT,
             "init_device_mesh",
             ["b", "a"],
@@ -249,3 +285,31 @@ def test_a_late_bucket_does_not_hide_other_communication() -> None:
 def test_what_a_collective_is_not_for(how: dict[str, Any], ops: list[OpRow], message: str) -> None:
     (finding,) = found(on_host(40 * MS, *ops, **how))
     assert finding.message == message
+
+
+@pytest.mark.parametrize("sharded", [False, True], ids=["DDP", "FSDP"])
+@pytest.mark.parametrize("phase", ["forward", "communication"])
+def test_what_split_layers_reduce_is_no_gradient(sharded: bool, phase: str) -> None:
+    """DTensor's own all-reduce, whoever reduces gradients beside it."""
+    more = [FSDP_ROW] if sharded else []
+    case = on_host(40 * MS, SPLIT_ROW, *more, op("a", phase, "_c10d_functional::all_reduce", 30 * MS), ddp=not sharded)
+    environment = {**case.run.environment, **TENSOR_PARALLEL}
+    (finding,) = found(Case(replace(case.run, environment=environment), case.facts))
+    assert finding.message == SPLIT
+
+
+@pytest.mark.parametrize("kind", ["all_reduce", "all_to_all", "broadcast", "barrier"])
+@pytest.mark.parametrize("ddp", [False, True])
+def test_what_python_waits_for_by_name_is_the_programs_own(kind: str, ddp: bool) -> None:
+    """FSDP waits for a collective of which gloo does not say what it is."""
+    rows = [op(None, "communication", f"c10d::wait for {kind}", 30 * MS), *([] if ddp else [FSDP_ROW])]
+    (finding,) = found(on_host(40 * MS, *rows, ddp=ddp))
+    assert finding.message == OWN
+
+
+def test_nothing_is_said_of_what_takes_no_time() -> None:
+    rows = [FSDP_ROW, op(None, "communication", WAIT, 30 * MS)]
+    rows += [op("a", "forward", name, 0) for name in ("FSDP::all_gather", "c10d::send", "c10d::broadcast_")]
+    rows += [op(None, "other", "c10d::barrier", 0)]
+    (finding,) = found(on_host(40 * MS, *(replace(row, self_ns=row.self_ns // MS * MS) for row in rows), ddp=True))
+    assert finding.evidence.endswith("of it 30.0 ms to reduce sharded gradients")

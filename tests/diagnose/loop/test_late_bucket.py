@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from gradscope.diagnose.case import Case
 from gradscope.diagnose.rules import RULES
+from gradscope.diagnose.rules.loop.late_bucket import is_much
 from gradscope.tables import BucketRow, Finding
 from tests.diagnose.timing_cases import MS, check_words, made_case, op, row
 
@@ -147,3 +149,12 @@ def test_a_wait_that_is_short_where_nothing_is_profiled_is_left_alone() -> None:
     for unprofiled, told in ((50 * MS, True), (4 * MS, True), (3 * MS, False), (None, True)):
         run = replace(case.run, step=replace(case.run.step, unprofiled_wall_ns=unprofiled))
         assert bool(list(RULE.find(Case(run, case.facts)))) == told
+
+
+@pytest.mark.parametrize("times", [0.25, 0.5, 1.0, 2.0, 9.0])
+def test_a_wait_is_never_longer_than_it_was_measured(times: float) -> None:
+    """A step that is slower unprofiled, since the machine was busy, makes no wait of a millisecond of a shorter one."""
+    case: Any = SimpleNamespace(step_ns=5 * MS, run=SimpleNamespace(step=SimpleNamespace(wall_ns=5 * MS)))
+    case.run.step.unprofiled_wall_ns = round(5 * MS * times)
+    least = round(MS / min(times, 1.0))
+    assert [is_much(waited, case) for waited in (least - 1, least)] == [False, True]

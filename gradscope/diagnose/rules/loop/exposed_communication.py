@@ -25,7 +25,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gradscope import ops
 from gradscope.diagnose.case import Case, Rule
@@ -104,6 +104,13 @@ _RESULTS = _Kind(
     code='init_device_mesh(device, (ranks // 2, 2), mesh_dim_names=("data", "model"))',
 )
 
+# Where the next parameters are gathered ahead, and computing a layer still takes less than that.
+_GATHER_AHEAD = replace(
+    _GATHER_FORWARD,
+    advice="shard several layers as one, so that each gather has more to hide behind, or keep parameters gathered.",
+    code="fully_shard([*layers[:2]])",
+    wrapped="FullyShardedDataParallel(model, sharding_strategy=ShardingStrategy.SHARD_GRAD_OP)",
+)
 _STAGES = _Kind(
     does="receive from another stage",
     message="Stages of a pipeline wait for each other",
@@ -123,6 +130,7 @@ _GATHERS = re.compile(
     r"all_?gather|FullyShardedDataParallel\.(?:\w*(?:pre_forward|pre_backward|prefetch)|rate_limiter)", re.IGNORECASE
 )
 _SCATTERS = re.compile(r"reduce_?scatter|FSDP::\w*reduce", re.IGNORECASE)
+_AHEAD = re.compile(r"FSDP::forward_prefetch|FullyShardedDataParallel\._pre_forward_prefetch: ")
 _SENDS = re.compile(r"broadcast", re.IGNORECASE)
 _STAGE = re.compile(r"(?:nccl:|c10d::|wait for |gloo:)(?:send|recv)", re.IGNORECASE)
 _REDUCES = re.compile(r"all_?reduce|" + re.escape(ops.WAIT), re.IGNORECASE)
@@ -137,6 +145,8 @@ def find(case: Case) -> Iterator[Finding]:
         return
     kind = max(kinds, key=lambda one: kinds[one])
     wrapped = any(row.name.startswith(ops.WRAPPED) for row in case.run.ops)
+    if kind is _GATHER_FORWARD and any(_AHEAD.match(row.name) for row in case.run.ops):
+        kind = _GATHER_AHEAD
     if kind is _REDUCE and any(late_bucket.find(case)):
         return  # it says the same, and why
     yield make_finding(
@@ -184,11 +194,13 @@ class _Kinds:
         sharded: FSDP has rows.
         replicated: DDP has.
         split: layers lie on a mesh, and DTensor's collectives run.
+        result: what is waited for outside of every layer is a result of theirs: no collective begins there.
     """
 
     sharded: bool
     replicated: bool
     split: bool
+    result: bool
 
     @classmethod
     def of(cls, case: Case) -> _Kinds:
@@ -206,15 +218,21 @@ class _Kinds:
             else bool(mesh)
             and any(name.startswith(ops.SPLIT_LAYERS) for name in names)
             and (not sharded or " x " in mesh or "," in mesh),
+            result=not any(
+                row.phase == "other" and row.name.startswith(ops.SPLIT_LAYERS) and not row.name.endswith("wait_tensor")
+                for row in case.run.ops
+            ),
         )
 
     def of_row(self, name: str, phase: str) -> _Kind:
         """What this operation or kernel is for."""
+        if self.split and name.startswith(ops.SPLIT_LAYERS) and (phase in ("forward", "communication") or self.result):
+            return _RESULTS
         if name.startswith(ops.SHARDING) or phase in ("forward", "communication"):
             if _STAGE.search(name):
                 return _STAGES
             if _GATHERS.search(name) and self.sharded:
-                return _GATHER_FORWARD if phase == "forward" else _GATHER_BACKWARD
+                return _GATHER_BACKWARD if phase == "communication" else _GATHER_FORWARD
             if self._reduces(name, phase):
                 return _SCATTER if self.sharded else _REDUCE
             if _SENDS.search(name) and self.replicated and phase == "forward" and not name.startswith(ops.WAIT_ROW):

@@ -144,7 +144,8 @@ def _match(recording: Recording, head: _Head, reached: Reached) -> Match:
         if type(product.caller).forward not in (torch.nn.Linear.forward, torch.nn.Sequential.forward):
             reasons.append(f"the module that computes the logits is a {type(product.caller).__name__}")
         nodes = _whole_call(product)
-        last = max(nodes, key=lambda node: node.index)
+        # What a wrapping module calls behind it may make nothing, as where FSDP frees its parameters.
+        last = max((node for node in nodes if node.outputs), key=lambda node: node.index)
         output = last.output
         if not nodes - {product} <= reached.between | _before(product):
             reasons.append(f"the module that computes the logits also calls {last.op}")
