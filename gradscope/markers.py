@@ -16,3 +16,4 @@ HOOK = "gradscope:hook:"  # around one hook of the user's on a tensor, inside a 
 PARAMETER = "gradscope:parameter:"  # empty, inside an AccumulateGrad; number: index of the parameter
 OWN = "gradscope:own:"  # around what gradscope itself does in a step; number: 0
 SEEN = "gradscope:seen:"  # empty; the moment at which the tensors of that number were seen alive
+GRAPH = "gradscope:graph:"  # in the row that a graph of Inductor's writes when it runs; number: of the GraphNote

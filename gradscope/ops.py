@@ -89,6 +89,8 @@ ATEN_REPEAT = "aten::repeat"  # besides its result it allocates a few numbers, t
 ATEN_COPIES = names("aten::clone aten::cat aten::_to_copy aten::_reshape_copy") | {ATEN_REPEAT}
 ATEN_EMPTIES = names("aten::empty aten::empty_like aten::empty_strided")
 
+COMPILED_GRAPH = "## Call CompiledFxGraph"  # so begins the row of a graph of Inductor's
+
 # Between ranks: so the names of their rows begin.
 SPLIT_LAYERS = "_c10d_functional::"  # DTensor's collectives, of which tensor parallel is made
 WRAPPED = ("FullyShardedDataParallel._", "FullyShardedDataParallel.rate_limiter")  # the older FSDP, a wrapping module

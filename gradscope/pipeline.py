@@ -39,6 +39,7 @@ from gradscope.readings import (
     READING_SURVEY,
     MemoryPassOnce,
     TimedTrace,
+    compiled_graphs,
     read_survey_step,
     read_timed,
     source_text,
@@ -46,7 +47,15 @@ from gradscope.readings import (
 )
 from gradscope.recording.record import Recorder
 from gradscope.report.report import Report
-from gradscope.tables import Limits, Options, Progress, RunData, WorkloadInfo, is_starved, is_unreliable
+from gradscope.tables import (
+    Limits,
+    Options,
+    Progress,
+    RunData,
+    WorkloadInfo,
+    is_starved,
+    is_unreliable,
+)
 from gradscope.trace.reader import TraceReader
 from gradscope.workload import Batches, Script, Workload, import_path, resolve_device
 
@@ -242,7 +251,7 @@ def _read_run(
     result = _timed_with_survey(capture, trace, memory_pass, guard)
     if result is None:
         capture.survey = None
-        result = _timed_result(trace, None, None)
+        result = _timed_result(trace, None, None, capture.compiled)
     memory = None
     with guard.over(READING_MEMORY):
         result, memory = _with_memory(result, capture, trace, memory_pass)
@@ -259,13 +268,16 @@ def _timed_with_survey(
             lines = capture.survey.lines
             notes.matcher.learn(partial(memory_pass.steps, lines))
             notes.matcher.learn(partial(traced_later, capture.traced, trace.names, trace.parents, guard, lines))
-        return _timed_result(trace, notes, capture.survey)
+        return _timed_result(trace, notes, capture.survey, capture.compiled)
     return None
 
 
-def _timed_result(trace: TimedTrace, notes: Notes | None, survey: SurveyStep | None) -> Attribution:
+def _timed_result(
+    trace: TimedTrace, notes: Notes | None, survey: SurveyStep | None, watch: compat.GraphWatch
+) -> Attribution:
     assigned = assign(trace.skeleton, trace.settling, notes, trace.passes, trace.timed.interrupted)
     lines = survey.lines if survey is not None else []  # the steps of the memory pass may have added some
+    compiled = compiled_graphs(watch, trace.names, lines)
     return build_result(
         assigned,
         trace.names.infos,
@@ -274,6 +286,7 @@ def _timed_result(trace: TimedTrace, notes: Notes | None, survey: SurveyStep | N
         source_text(lines),
         has_flops=survey is not None and survey.has_flops,
         reducers=trace.reducers,
+        graphs=compiled,
     )
 
 

@@ -13,8 +13,8 @@ import numpy as np
 from gradscope import ops
 from gradscope.attribute.align_steps import Assigned
 from gradscope.attribute.gaps import names_of_waits
-from gradscope.attribute.nodes import OUTSIDE
-from gradscope.attribute.rows import Category, outside_of
+from gradscope.attribute.nodes import OUTSIDE, nearest
+from gradscope.attribute.rows import BoolColumn, Category, outside_of
 from gradscope.attribute.sharding import piece_of
 from gradscope.attribute.survey import NO_LINE
 from gradscope.tables import OWN, EventTable, Int8Column, IntColumn, RowKind, SpanTable
@@ -22,7 +22,15 @@ from gradscope.tables import OWN, EventTable, Int8Column, IntColumn, RowKind, Sp
 PYTHON = "(python)"  # a module's own time outside every op
 ENGINE = "(engine)"
 
-_PYTHON_ROWS = (RowKind.CALL, RowKind.ANNOTATION, RowKind.LINE, RowKind.STEP, RowKind.RECOMPUTE, RowKind.HOOK)
+_PYTHON_ROWS = (
+    RowKind.CALL,
+    RowKind.ANNOTATION,
+    RowKind.GRAPH,
+    RowKind.LINE,
+    RowKind.STEP,
+    RowKind.RECOMPUTE,
+    RowKind.HOOK,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +48,20 @@ class Cells:
 
 
 @dataclass(frozen=True, slots=True)
+class Given:
+    """What entries were spent on, where that is not what their rows were: pieces of compiled kernels."""
+
+    category: Int8Column
+    owner: IntColumn  # OUTSIDE for no layer
+    line: IntColumn  # NO_LINE for none
+    estimated: BoolColumn  # the kernel was split by an estimate
+
+    def only(self, places: IntColumn) -> Given:
+        """Those at these places."""
+        return Given(self.category[places], self.owner[places], self.line[places], self.estimated[places])
+
+
+@dataclass(frozen=True, slots=True)
 class Contribution:
     """Time that belongs to a row: the row's own CPU time, or a kernel that it launched."""
 
@@ -50,21 +72,41 @@ class Contribution:
     apart: Category | None = None  # of no line, and spent on this; None: as its row
     layer: IntColumn | None = None  # of each entry, where it is apart; None: of no layer
     communicates: bool = False  # waits for other ranks, whatever the row does
+    given: Given | None = None
+
+    def only(self, places: IntColumn) -> Contribution:
+        """The entries at these places."""
+        return Contribution(
+            self.row[places],
+            self.op[places],
+            self.ns[places],
+            self.calls[places],
+            self.apart,
+            None if self.layer is None else self.layer[places],
+            self.communicates,
+            None if self.given is None else self.given.only(places),
+        )
 
     def category(self, assigned: Assigned) -> Int8Column:
         """Return what each entry was spent on."""
+        if self.given is not None:
+            return self.given.category
         if self.apart is None:
             return assigned.rows.category[self.row]
         return np.full(len(self.row), self.apart, np.int8)
 
     def owner(self, assigned: Assigned) -> IntColumn:
         """Return the layer of each entry; OUTSIDE for none."""
+        if self.given is not None:
+            return self.given.owner
         if self.apart is None:
             return assigned.rows.owner[self.row]
         return np.full(len(self.row), OUTSIDE, np.int64) if self.layer is None else self.layer
 
     def line(self, assigned: Assigned) -> IntColumn:
         """Return the source line of each entry; NO_LINE for none."""
+        if self.given is not None:
+            return self.given.line
         return assigned.line[self.row] if self.apart is None else np.full(len(self.row), NO_LINE, np.int64)
 
 
@@ -109,6 +151,7 @@ def own_contribution(assigned: Assigned, self_ns: IntColumn) -> tuple[Contributi
     names += names_of_waits(table)
     first: dict[str, int] = {}
     op = np.array([first.setdefault(name, place) for place, name in enumerate(names)], np.int64)[table.name]
+    op, names = _with_pieces(table, op, names)
     python = np.isin(table.kind, _PYTHON_ROWS)
     op[python] = len(table.names)
     op[table.kind == RowKind.BACKWARD] = len(table.names) + 1
@@ -124,6 +167,20 @@ def own_contribution(assigned: Assigned, self_ns: IntColumn) -> tuple[Contributi
     repeats = np.isin(table.kind[above], (RowKind.NODE, RowKind.ACCUMULATE)) & (table.name[inner] == table.name[above])
     calls[inner[repeats]] = 0
     return Contribution(np.arange(len(table)), op, self_ns, calls), names
+
+
+def _with_pieces(table: EventTable, op: IntColumn, names: tuple[str, ...]) -> tuple[IntColumn, tuple[str, ...]]:
+    """Call collectives, and waits for them, by the piece of FSDP's work that they are a part of, where they are."""
+    rows = np.flatnonzero(table.kind == RowKind.COMMUNICATION)
+    around = nearest(table, rows, (RowKind.SHARDING,))
+    rows, around = rows[around >= 0], around[around >= 0]
+    if not len(rows):
+        return op, names
+    pieces: dict[tuple[int, int], int] = {}
+    op = op.copy()
+    for row, piece in zip(rows.tolist(), around.tolist(), strict=True):
+        op[row] = pieces.setdefault((int(op[piece]), int(op[row])), len(names) + len(pieces))
+    return op, (*names, *(f"{names[piece]}: {names[inner]}" for piece, inner in pieces))
 
 
 def move_recompute_gaps(assigned: Assigned, own: Contribution) -> list[Contribution]:

@@ -10,6 +10,7 @@ import numpy as np
 
 from gradscope.attribute.align_steps import Assigned
 from gradscope.attribute.buckets import bucket_rows, give_to_layers, sent_buckets
+from gradscope.attribute.compiled import estimated_ns, give_to_origins, read_compiled
 from gradscope.attribute.cost_table import (
     PYTHON,
     Cells,
@@ -30,6 +31,7 @@ from gradscope.attribute.waits import communication_rows, take_out_waits, withou
 from gradscope.tables import (
     BEFORE_THE_TRACE,
     BucketRow,
+    CompiledGraph,
     DeviceLedger,
     IntColumn,
     KernelRow,
@@ -95,6 +97,7 @@ def build_result(
     shapes: Mapping[tuple[int, int, str], str] | None = None,
     whole_device: bool = False,
     reducers: Sequence[ReducerInfo] = (),
+    graphs: Mapping[int, CompiledGraph] | None = None,
 ) -> Attribution:
     """Group the rows of the timed trace into a report's tables.
 
@@ -105,6 +108,7 @@ def build_result(
         shapes: (layer, category, op) -> its most frequent input shapes; None: the survey's.
         whole_device: the device's ledger counts every kernel of the trace, also those of steps that do not count.
         reducers: the models of DistributedDataParallel.
+        graphs: that Inductor compiled, by number.
     """
     assigned = without_process_group(assigned)
     table = assigned.skeleton.table
@@ -120,6 +124,9 @@ def build_result(
         parts += kernel_contributions(device, own.op, assigned)
     sent = sent_buckets(assigned, reducers, device)
     parts = give_to_layers(assigned, sent, parts, names)
+    compiled = read_compiled(assigned, graphs or {}, [info.path for info in modules])
+    if compiled is not None:
+        parts = give_to_origins(assigned, parts, compiled)
     cells = make_cells(assigned, parts, names)
     wall_ns = assigned.steps.wall_ns if device is None else device.steps_ns(assigned.steps)
     step, notes = _step_times(wall_ns, cells, totals_by_step(assigned, parts))
@@ -130,6 +137,10 @@ def build_result(
     rows, step = _with_communication(rows, step, assigned, parts)
     if survey is not None and has_flops:
         rows = _with_flops(rows, survey.flops, survey.calls)
+    if compiled is not None:
+        rows = _with_estimates(rows, *estimated_ns(assigned, parts, len(rows)))
+        rows = _with_graph_flops(rows, compiled.flops, len(assigned.steps))
+        notes += compiled.notes()
     kernels = () if device is None else _kernels(assigned, modules, device, own.op, names)
     if device is not None:
         rows = _with_device(rows, assigned, kernels, self_times(table), own_ns)
@@ -306,6 +317,31 @@ def _with_communication(
     own = (min(row.forward_self_ns, int(ns) // steps) for row, ns in zip(rows, forward, strict=True))
     rows = tuple(replace(row, forward_communication_ns=ns) for row, ns in zip(rows, own, strict=True))
     return rows, replace(step, communication_ns=min(in_all // steps, step.wall_ns))
+
+
+def _with_estimates(rows: tuple[LayerRow, ...], backward: IntColumn, forward: IntColumn) -> tuple[LayerRow, ...]:
+    return tuple(
+        replace(
+            row,
+            estimated_ns=min(int(ns), row.backward_self_ns + row.recompute_ns),  # which are rounded cell by cell
+            forward_estimated_ns=min(int(forward_ns), row.forward_self_ns),
+        )
+        for row, ns, forward_ns in zip(rows, backward, forward, strict=True)
+    )
+
+
+def _with_graph_flops(
+    rows: tuple[LayerRow, ...], flops: Mapping[tuple[int, bool], int], steps: int
+) -> tuple[LayerRow, ...]:
+    """Add the floating-point operations of compiled graphs, per step, to the layers that these compute."""
+    known = {layer for layer, _ in flops}
+    found = []
+    for number, row in enumerate(rows):
+        if number in known:
+            forward, backward = (flops.get((number, which), 0) // steps for which in (False, True))
+            row = replace(row, flops=forward + backward, forward_flops=forward, backward_flops=backward)
+        found.append(row)
+    return tuple(found)
 
 
 def _with_flops(

@@ -295,9 +295,10 @@ def assign_rows(skeleton: Skeleton, accumulate_owner: IntColumn, sum_rows: IntCo
     category[_closure_rows(table)] = Category.FORWARD
     # A collective is its node's, as in tensor parallelism, or its parameter's.
     category[(table.kind == RowKind.COMMUNICATION) & skeleton.in_backward] = Category.COMMUNICATION
-    sharding = np.flatnonzero((table.kind == RowKind.SHARDING) & skeleton.in_backward)
-    category[sharding] = Category.COMMUNICATION
+    sharding = np.flatnonzero(table.kind == RowKind.SHARDING)
     owner[sharding] = owners_of_pieces(table.names, skeleton.paths, INHERIT)[table.name[sharding]]
+    sharding = sharding[skeleton.in_backward[sharding]]
+    category[sharding] = Category.COMMUNICATION
     owner[sharding] = owners_of_wrapped(table, sharding, owner, skeleton.calls, skeleton.parents)
     return Rows(
         skeleton.levels.propagate(category, Category.OTHER).astype(np.int8),
@@ -416,7 +417,7 @@ def find_steps(skeleton: Skeleton, skip: int, *, at_markers: bool = False, left_
     marks = np.full(len(table), INHERIT, np.int64)
     # Below the user's own record_function around a whole loop each row is timed by itself.
     above = np.where(table.parent >= 0, table.kind[table.parent], RowKind.ANNOTATION)
-    free = above == RowKind.ANNOTATION
+    free = np.isin(above, (RowKind.ANNOTATION, RowKind.GRAPH))
     number = np.searchsorted(bounds, table.start_ns[free], side="right") - 1
     marks[free] = np.where(number >= 0, place[number], -1)  # what follows the last marker is in no step
     return Steps(bounds[kept], bounds[kept + 1], skeleton.levels.propagate(marks, -1).astype(np.int64))

@@ -25,6 +25,7 @@ _RANGE_CALLS = ("profiler::_record_function_", "PythonDispatchMode")
 _TRANSPARENT = (
     RowKind.CALL,
     RowKind.ANNOTATION,
+    RowKind.GRAPH,
     RowKind.SHARDING,
     RowKind.BACKWARD,
     RowKind.STEP,

@@ -9,7 +9,7 @@ are not touched.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from types import FunctionType
 from typing import Any, cast
@@ -91,6 +91,45 @@ def watching(
             for name in _names_of(kind):
                 _wrap(kind, name, enter, leave, stack)
         yield
+
+
+@contextmanager
+def watching_compiled(
+    modules: Iterable[nn.Module], enter: Callable[[nn.Module, Any], bool], leave: Callable[[nn.Module], None]
+) -> Iterator[None]:
+    """Tell of the calls of modules that ``module.compile()`` compiled, inside of which no hook tells of anything.
+
+    Args:
+        enter: as of :func:`watching`.
+    """
+    wrapped: list[tuple[nn.Module, Any, Any]] = []
+    for module in modules:
+        function = module._compiled_call_impl
+        if function is not None:
+            wrapped.append((module, function, _calling(module, function, enter, leave)))
+    try:
+        for module, _, called in wrapped:
+            vars(module)["_compiled_call_impl"] = called
+        yield
+    finally:
+        for module, function, called in wrapped:
+            if vars(module).get("_compiled_call_impl") is called:
+                vars(module)["_compiled_call_impl"] = function
+
+
+def _calling(
+    module: nn.Module, function: Any, enter: Callable[[nn.Module, Any], bool], leave: Callable[[nn.Module], None]
+) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling() or not enter(module, args):
+            return function(*args, **kwargs)
+        try:
+            return function(*args, **kwargs)
+        finally:
+            leave(module)
+
+    return called
 
 
 def unwrapped(function: Any) -> Any:

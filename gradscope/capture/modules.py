@@ -21,7 +21,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from gradscope import markers
-from gradscope.capture.byhand import BY_HAND, TORCHS_CALL, classes_to_watch, watching
+from gradscope.capture.byhand import BY_HAND, TORCHS_CALL, classes_to_watch, watching, watching_compiled
 from gradscope.capture.guard import Guard
 from gradscope.capture.registry import NOBODYS, ModuleRegistry, all_modules
 from gradscope.capture.variety import StepBounds, step_begins, step_ended
@@ -227,6 +227,9 @@ class CallRecorder:
         kinds = self.registry.called_by_hand
         with self._guard.over(BY_HAND):
             self._by_hand.enter_context(watching(kinds, self._enter_by_hand, self._leave_by_hand))
+        if "torch._dynamo" in sys.modules:
+            with self._guard.over(BY_HAND):
+                stack.enter_context(watching_compiled(all_modules(), self._enter_by_hand, self._leave_by_hand))
 
     def _enter_by_hand(self, module: nn.Module, args: Any) -> bool:
         began = perf_counter_ns()

@@ -14,6 +14,7 @@ from gradscope.capture.modules import CallRecorder
 from gradscope.capture.passes import PassRecorder
 from gradscope.capture.registry import ModuleRegistry, Seen
 from gradscope.capture.storages import Census
+from gradscope.compat import GraphWatch
 from gradscope.tables import (
     EventTable,
     GraphNode,
@@ -106,6 +107,7 @@ class Capture:
     # See torch_flags.py, switches.py, loading.py, sampling.py and faults.py.
     settings: dict[str, Any] = field(default_factory=dict)
     optimizers: list[OptimizerFact] = field(default_factory=list)
+    compiled: GraphWatch = field(default_factory=GraphWatch)  # what Inductor compiled while the run went on
     census: list[Census] = field(default_factory=list)  # see census.py; of steps before the memory pass
     with_gradient: frozenset[int] = frozenset()  # ids of the parameters that had a gradient after it
     optimized: frozenset[int] = frozenset()  # ids of the parameters that the optimizers hold

@@ -20,7 +20,7 @@ from gradscope.capture.modes import letting_others_leave
 from gradscope.capture.phases import EventReader, Phase, Run, StepRecorder, plan
 from gradscope.capture.result import Capture
 from gradscope.capture.survey import FlopMode, LineMode
-from gradscope.compat import graph_task_id, require_no_profiler, sequence_number, watch_profilers
+from gradscope.compat import graph_task_id, require_no_profiler, sequence_number, watch_profilers, watching_graphs
 from gradscope.errors import UsageError
 from gradscope.process import room_for_files
 from gradscope.tables import Options, Progress
@@ -88,6 +88,7 @@ class Session:
             stack.enter_context(self.run.backward.installed())
             stack.enter_context(self.run.loaders.installed())
             stack.enter_context(watch_profilers(self._give_way, self._other_ended))
+            stack.enter_context(watching_graphs(self.capture.compiled, self._note_no_graphs))
             stack.enter_context(letting_others_leave(lambda mode: isinstance(mode, (LineMode, FlopMode))))
             stack.callback(self.run.sampler.stop)
             stack.callback(self.run.line_mode.release)
@@ -325,6 +326,9 @@ class Session:
 
     # -- the user's own profiler ---------------------------------------------------------------------------------------
 
+    def _note_no_graphs(self, error: Exception) -> None:
+        self.run.guard.note(COMPILED_GRAPHS, error)
+
     def _is_disturbed(self) -> bool:
         disturbed = self._disturbed or self._others > 0
         self._disturbed = self._others > 0
@@ -347,6 +351,9 @@ class Session:
 
     def _other_ended(self) -> None:
         self._others = 0
+
+
+COMPILED_GRAPHS = "reading compiled graphs"  # under which the guard notes an error
 
 
 # -- one at a time -----------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ runs. ``attribute`` carries these notes over to the timed steps: the same step m
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from enum import Enum
 from types import CodeType, FrameType
@@ -26,7 +26,7 @@ from gradscope.capture.guard import Guard
 from gradscope.capture.modes import take_off
 from gradscope.capture.modules import SpanRecorder
 from gradscope.capture.registry import ModuleRegistry, Seen
-from gradscope.compat import TraceMarker
+from gradscope.compat import TraceMarker, flop_formulas
 from gradscope.process import unheard
 from gradscope.tables import GraphNode, LineInfo
 
@@ -154,6 +154,14 @@ def _place_of(filename: str) -> _CodeOf:
     return _CodeOf.LIBRARY if filename.startswith((TORCH, *_BETWEEN)) or is_standard(filename) else _CodeOf.USER
 
 
+def user_line(frames: Sequence[tuple[str, int, str]]) -> LineInfo | None:
+    """The user's line among frames, (file, line, function), innermost last; None where there is none."""
+    for file, line, function in reversed(frames):
+        if _place_of(file) is _CodeOf.USER:
+            return LineInfo(file, line, function)
+    return None
+
+
 class Tracer(Protocol):
     """Sees the torch functions that user code calls."""
 
@@ -203,9 +211,7 @@ class FlopMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, guard: Guard) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._guard = guard
-        from torch.utils.flop_counter import flop_registry  # loads triton where there is one: not at import
-
-        self._formulas: dict[Any, Callable[..., int]] = {**flop_registry, **_cpu_attention_formulas()}
+        self._formulas = flop_formulas()
 
     @contextmanager
     def counting(self) -> Iterator[None]:
@@ -228,28 +234,6 @@ class FlopMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _count(self, flops: int) -> None:
         with TraceMarker(markers.FLOP + str(int(flops))):
             pass
-
-
-def _cpu_attention_formulas() -> dict[Any, Callable[..., int]]:
-    """Torch's formulas for the CPU's flash attention, which its registry does not list."""
-    from torch.utils.flop_counter import sdpa_backward_flop, sdpa_flop
-
-    def spread(shared: Any, query: Any) -> tuple[int, ...]:
-        """The shape with a head for each of the query's: torch 2.11 counts no heads that queries share."""
-        return shared.shape[0], query.shape[1], *shared.shape[2:]
-
-    def forward(query: Any, key: Any, value: Any, *_args: Any, **_kwargs: Any) -> int:
-        return int(sdpa_flop(query.shape, spread(key, query), spread(value, query)))
-
-    def backward(gradient: Any, query: Any, key: Any, value: Any, *_args: Any, **_kwargs: Any) -> int:
-        return int(sdpa_backward_flop(gradient.shape, query.shape, spread(key, query), spread(value, query)))
-
-    found: dict[Any, Callable[..., int]] = {}
-    for name, formula in (("", forward), ("_backward", backward)):
-        packet = getattr(torch.ops.aten, f"_scaled_dot_product_flash_attention_for_cpu{name}", None)
-        if packet is not None:
-            found[packet] = formula
-    return found
 
 
 class GraphTracer:

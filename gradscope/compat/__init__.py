@@ -22,6 +22,8 @@ from gradscope.compat.engine import (
     saved_value,
     swap_engine_entry,
 )
+from gradscope.compat.flops import flop_formulas
+from gradscope.compat.inductor import GraphWatch, watching_graphs
 from gradscope.compat.private import (
     SavedTensor,
     dispatch_depth,
@@ -55,6 +57,7 @@ from gradscope.compat.profilers import (
 
 __all__ = [
     "Check",
+    "GraphWatch",
     "SavedTensor",
     "TraceMarker",
     "check",
@@ -63,6 +66,7 @@ __all__ = [
     "dispatch_modes",
     "end_range",
     "exports",
+    "flop_formulas",
     "function_modes",
     "graph_task_id",
     "hook_dicts",
@@ -90,5 +94,6 @@ __all__ = [
     "transform_running",
     "transforms_run",
     "watch_profilers",
+    "watching_graphs",
     "without_rows",
 ]

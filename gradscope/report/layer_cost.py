@@ -23,6 +23,7 @@ class Amounts:
     forward_ns: int = 0
     communication_ns: int = 0  # with other ranks, in forward and backward; no part of backward_ns
     overlapped_ns: int = 0  # of its collectives' kernels, while their device did something else
+    estimated_ns: int = 0  # of backward_ns: its share of kernels that compute several layers
     device_ns: int | None = None
     launch_ns: int | None = None
     flops: int | None = None
@@ -39,6 +40,11 @@ class Amounts:
     def backward_ns(self) -> int:
         """Everything of the backward pass: own nodes, recompute, accumulation, gradient sums and the user's hooks."""
         return self.backward_self_ns + self.recompute_ns + self.accumulate_ns + self.gradient_sum_ns + self.hook_ns
+
+    @property
+    def estimated(self) -> float | None:
+        """The share of backward that is an estimate; ``None`` without a backward."""
+        return self.estimated_ns / self.backward_ns if self.backward_ns > 0 else None
 
     @property
     def ratio(self) -> float | None:
@@ -101,6 +107,7 @@ def amounts_of(row: LayerRow) -> Amounts:
         forward_ns=row.forward_self_ns,
         communication_ns=row.communication_ns + row.forward_communication_ns,
         overlapped_ns=row.overlapped_communication_ns,
+        estimated_ns=row.estimated_ns or 0,
         forward_limited=limited(row.forward_limit_ns, row.forward_self_ns, row.bound_by),
         backward_limited=limited(row.backward_limit_ns, row.backward_self_ns, row.bound_by),
         **{name: getattr(row, name) for name in _OPTIONAL},

@@ -107,6 +107,11 @@ def _numbers(tree: Tree, scale: units.TimeScale) -> list[_Number]:
         _number(time, *alone, alone=True),
         totals[1],
         _number(units.ratio, "ratio", "bwd:fwd", 3, "ratio"),
+        *(
+            [_Number(Column("estimated", "est.", drop=4), lambda it: units.percent(it, 0), attrgetter("estimated"))]
+            if top.estimated_ns
+            else ()
+        ),
         *_present(top, time, ("communication_ns", "comm", 4), ("overlapped_ns", "hidden", 6)),
         *_present(top, time, ("hook_ns", "hooks", 5), ("recompute_ns", "recompute", 5)),
         *_present(top, time, ("device_ns", "device", 1), ("launch_ns", "launch", 5)),

@@ -5,6 +5,7 @@ Made by ``capture`` and ``trace``, consumed by ``attribute``.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING, TypeAlias
@@ -41,6 +42,7 @@ class RowKind(IntEnum):
     OWN = 15
     HOOK = 16
     SHARDING = 17  # what FSDP does, and says so
+    GRAPH = 18  # a graph that Inductor compiled, whose nodes are known
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +176,91 @@ class ReducerInfo:
     finds_unused: bool
     buckets: tuple[tuple[tuple[int, int], ...], ...]
     hooked: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class CalledFrom:
+    """A module in whose call a node of a compiled graph was made."""
+
+    module: int  # its id; -1 where torch does not tell
+    path: str  # as in the source: "L['self'].blocks.0"
+    class_name: str
+
+
+@dataclass(frozen=True, slots=True)
+class NodeNote:
+    """One node of a graph that Inductor compiled.
+
+    Attributes:
+        modules: around it, outermost first; in backward those around the forward node that it is of.
+        frames: of Python, (file, line, function), innermost last; those of the forward node, too.
+        forward: it is of forward; in a graph of backward it is computed again.
+        is_view: it computes nothing.
+        bytes: of what it makes.
+        inputs: names of the nodes that it reads.
+        flops: by torch's own formulas.
+    """
+
+    modules: tuple[CalledFrom, ...]
+    frames: tuple[tuple[str, int, str], ...]
+    forward: bool
+    is_view: bool
+    bytes: int
+    inputs: tuple[str, ...]
+    flops: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class GraphNote:
+    """A graph that Inductor compiled.
+
+    Attributes:
+        kernels: in the order of the generated code, of each its name and those of the nodes that it computes.
+        nodes: by name.
+    """
+
+    kernels: tuple[tuple[str, tuple[str, ...]], ...]
+    nodes: Mapping[str, NodeNote]
+
+
+@dataclass(frozen=True, slots=True)
+class GraphRun:
+    """What a compiled graph was run with: the number of the graph, and the addresses of parameters among its inputs."""
+
+    graph: int
+    parameters: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FusedNode:
+    """A node of a compiled graph, in the terms of the report.
+
+    Attributes:
+        layer: index of the innermost layer around it; -1 where none is.
+        line: index of its source line; -1.
+        again: it is forward, computed again in backward.
+    """
+
+    layer: int
+    line: int
+    again: bool
+    is_view: bool
+    bytes: int
+    inputs: tuple[str, ...]
+    flops: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledGraph:
+    """A :class:`GraphNote` in the terms of the report.
+
+    Attributes:
+        holders: the layers whose parameters it was run with.
+    """
+
+    kernels: tuple[tuple[str, tuple[str, ...]], ...]
+    nodes: Mapping[str, FusedNode]
+    holders: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

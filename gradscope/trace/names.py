@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -25,6 +26,8 @@ _MARKER_KINDS = {
     markers.OWN: RowKind.OWN,
     markers.HOOK: RowKind.HOOK,
 }
+_GRAPH = re.compile(re.escape(markers.GRAPH) + r"(\d+)")
+_GENERATED = re.compile(r"graph_\d+_(?=cpp_)")  # Inductor's kernels on the CPU: the number tells nothing
 _OPTIMIZER = ("Optimizer.step#", "Optimizer.zero_grad#")
 
 
@@ -66,6 +69,10 @@ def classify_name(text: str, scope: int = 0) -> tuple[RowKind, int, str]:
         return kind, -1, text[len(EVALUATE) :].rpartition("::")[2]
     if text.startswith(_OPTIMIZER):
         return RowKind.OPTIMIZER, -1, text
+    if text.startswith(ops.COMPILED_GRAPH) and (graph := _GRAPH.search(text)):
+        return RowKind.GRAPH, int(graph[1]), ops.COMPILED_GRAPH
+    if (kernel := _GENERATED.match(text)) is not None:
+        return RowKind.OP, -1, text[kernel.end() :]
     if text.startswith(ops.COLLECTIVES):
         return RowKind.COMMUNICATION, -1, text
     if text.startswith(ops.SHARDING):

@@ -296,9 +296,8 @@ def test_where_no_lines_are_noted_none_are_said_to_be_told() -> None:
     """Neither are those of a compiled model: one note says so, and no other that most operations have one."""
     data = measured(Compiled())
     assert not data.lines
-    assert [note for note in data.notes if "source lines" in note] == [
-        "source lines and FLOPs were not measured: the model uses torch.compile"
-    ]
+    (note,) = [note for note in data.notes if "source lines" in note]
+    assert note.startswith("the model uses torch.compile, but gradscope saw Inductor compile nothing")
 
 
 class Averages(nn.Module):

@@ -19,6 +19,15 @@ from gradscope.capture.storages import sizes_text, tensors_in
 from gradscope.capture.survey import FLOPS, FlopMode, GraphTracer, LineTracer
 from gradscope.compat import new_profiler
 
+_WITH_GRAPHS = (
+    "the model uses torch.compile: source lines and FLOPs are those of the compiled graphs, and what runs outside of "
+    "them has none"
+)
+_WITHOUT_GRAPHS = (
+    "the model uses torch.compile, but gradscope saw Inductor compile nothing: it was compiled before, or by another "
+    "backend. Its graphs are a row each, and source lines and FLOPs were not measured"
+)
+
 
 class Survey(Phase):
     """See :mod:`gradscope.capture.survey` for what it notes and how."""
@@ -92,7 +101,7 @@ class Survey(Phase):
         if self.done:
             self.run.take_census()
         if self._compiled:
-            self.run.capture.notes.append("source lines and FLOPs were not measured: the model uses torch.compile")
+            self.run.capture.notes.append(_WITH_GRAPHS if self.run.capture.compiled.graphs else _WITHOUT_GRAPHS)
         if self.done < self.steps or self.run.guard.failed.keys() & {self.name, MODULE_CALLS}:
             return
         self.run.leave_out(self._plan.left_out)

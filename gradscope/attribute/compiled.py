@@ -1,0 +1,408 @@
+"""Whose the time of compiled code is: Inductor tells of which nodes each kernel is made, and of which layers these are.
+
+A graph writes a row when it runs, with its kernels below it in the order of the generated code. A kernel that computes
+nodes of one layer is that layer's. What several layers were fused into is split between them by the bytes that each of
+them would read and write if its part were a kernel of its own: that is an estimate, and counted as one.
+
+Source: B. Ansel et al., PyTorch 2: Faster Machine Learning Through Dynamic Python Bytecode Transformation and Graph
+Compilation (ASPLOS 2024), on fusion; S. Williams et al., Roofline (CACM 2009), on time by bytes.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+import numpy as np
+
+from gradscope.attribute.align_steps import Assigned
+from gradscope.attribute.cost_table import Contribution, Given
+from gradscope.attribute.nodes import nearest
+from gradscope.attribute.rows import INHERIT, Category
+from gradscope.attribute.survey import NO_LINE
+from gradscope.tables import CompiledGraph, EventTable, FusedNode, IntColumn, RowKind
+
+# Kernels that Inductor generates, by how their names begin; all others are operations of torch's.
+_GENERATED = ("cpp_", "triton_")
+_OPERATIONS = (RowKind.OP, RowKind.ADD, RowKind.COMMUNICATION)
+_T = TypeVar("_T")
+_SCALE = 1 << 20  # of shares: whole numbers split a nanosecond's sum exactly
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """A part of a kernel.
+
+    Attributes:
+        layer: index of the layer; None: the one that called the graph.
+        again: it is forward, in a graph of backward.
+        weight: beside those of the other parts.
+    """
+
+    layer: int | None
+    line: int
+    again: bool
+    weight: int
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledTime:
+    """What is known of the graphs that ran.
+
+    Attributes:
+        of_row: for each row of the trace the kernel that it is or lies in, an index into ``kernels``; -1.
+        kernels: of each its shares, for the layer that ran the graph.
+        estimated: of each whether it is split between layers.
+        regions: how many times graphs ran.
+        unmatched: how many of these ran other kernels than they were compiled to.
+        flops: of the measured steps, by layer and whether in backward.
+    """
+
+    of_row: IntColumn
+    kernels: tuple[tuple[Share, ...], ...]
+    estimated: tuple[bool, ...]
+    regions: int
+    unmatched: int
+    flops: Mapping[tuple[int, bool], int]
+
+    def notes(self) -> list[str]:
+        """What the report must say."""
+        if not self.unmatched:
+            return []
+        return [
+            f"{self.unmatched} of {self.regions} runs of compiled graphs ran other kernels than they were compiled to: "
+            "their time stays with the layer that called them"
+        ]
+
+
+def read_compiled(assigned: Assigned, graphs: Mapping[int, CompiledGraph], paths: Sequence[str]) -> CompiledTime | None:
+    """Find the kernels of the graphs that ran; None where none did.
+
+    Args:
+        graphs: by number.
+        paths: of each layer.
+    """
+    table = assigned.skeleton.table
+    regions = np.flatnonzero(table.kind == RowKind.GRAPH)
+    regions = regions[np.isin(table.argument[regions], list(graphs))]
+    if not len(regions):
+        return None
+    callers = assigned.rows.owner[regions]
+    bases = _bases(graphs, table.argument[regions], callers, paths)
+    known: dict[tuple[int, int], _Known] = {}
+    flops = Counter[tuple[int, bool]]()
+    rows: list[int] = []
+    kernels: list[tuple[Share, ...]] = []
+    unmatched = 0
+    below = _children(table, regions)
+    for region, caller in zip(regions.tolist(), callers.tolist(), strict=True):
+        number, place = int(table.argument[region]), (int(table.argument[region]), caller)
+        if place not in known:
+            block = _block(graphs[number], bases.get(number, caller), caller, paths)
+            known[place] = _Known.of(graphs[number], _Moved.of(*block, paths))
+        here = known[place]
+        children = below.get(region, [])
+        found = match([table.names[table.name[row]] for row in children], here.names)
+        if found is None:
+            unmatched += 1
+            continue
+        for row, kernel in zip(children, found, strict=True):
+            if kernel >= 0 and here.shares[kernel]:
+                rows.append(row)
+                kernels.append(here.shares[kernel])
+        if assigned.steps.of_row[region] >= 0:
+            backward = bool(assigned.skeleton.in_backward[region])
+            for layer, count in here.flops.items():
+                flops[caller if layer is None else layer, backward] += count
+    marks = np.full(len(table), INHERIT, np.int64)
+    marks[table.depth == 0] = -1
+    marks[np.array(rows, np.int64)] = np.arange(len(rows))
+    of_row = assigned.skeleton.levels.propagate(marks, -1).astype(np.int64)
+    estimated = tuple(len({share.layer for share in each}) > 1 for each in kernels)
+    return CompiledTime(of_row, tuple(kernels), estimated, len(regions), unmatched, flops)
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """A graph as one layer runs it: its kernels, and the operations of a run by layer; None: of that which runs it."""
+
+    names: tuple[str, ...]
+    shares: tuple[tuple[Share, ...], ...]
+    flops: Mapping[int | None, int]
+
+    @classmethod
+    def of(cls, graph: CompiledGraph, moved: _Moved) -> _Known:
+        nodes = _Nodes.of(graph)
+        flops = Counter[int | None]()
+        for node in graph.nodes.values():
+            if node.flops:
+                flops[moved.layer(node.layer)] += node.flops
+        return cls(
+            tuple(name for name, _ in graph.kernels),
+            tuple(shares_of(nodes, names, moved) for _, names in graph.kernels),
+            flops,
+        )
+
+
+def give_to_origins(assigned: Assigned, parts: Sequence[Contribution], compiled: CompiledTime) -> list[Contribution]:
+    """``parts`` with what compiled kernels take at the layers and lines that they were made of."""
+    found: list[Contribution] = []
+    for part in parts:
+        inside = np.full(len(part.row), -1) if part.apart is not None else compiled.of_row[part.row]
+        found.append(part.only(np.flatnonzero(inside < 0)))
+        places = np.flatnonzero(inside >= 0)
+        if len(places):
+            found.append(_given(assigned, part.only(places), inside[places], compiled))
+    return found
+
+
+def _given(assigned: Assigned, part: Contribution, kernels: IntColumn, compiled: CompiledTime) -> Contribution:
+    """Each entry in as many pieces as its kernel has shares."""
+    entry, ns, layer, line, again = (list[int]() for _ in range(5))
+    owner, category = assigned.rows.owner[part.row], assigned.rows.category[part.row]
+    for place, kernel in enumerate(kernels.tolist()):
+        shares = compiled.kernels[kernel]
+        for share, piece in _split(int(part.ns[place]), [(one, one.weight) for one in shares]):
+            entry.append(place)
+            ns.append(piece)
+            layer.append(int(owner[place]) if share.layer is None else share.layer)
+            line.append(share.line)
+            again.append(share.again)
+    pieces = part.only(np.array(entry, np.int64))
+    layers = np.array(layer, np.int64)
+    spent = category[entry]
+    # Outside of every module nodes have no owner, and forward is between the phases: here both are known.
+    spent[(spent == Category.UNATTRIBUTED) & (layers >= 0)] = Category.LAYER
+    spent[(spent == Category.OTHER) & (layers >= 0)] = Category.FORWARD
+    spent[(spent == Category.LAYER) & np.array(again, bool)] = Category.RECOMPUTE
+    first = np.diff(np.array(entry), prepend=-1) != 0  # it is one call, not one for each layer
+    estimated = np.array(compiled.estimated, bool)[kernels[entry]]
+    return replace(
+        pieces,
+        ns=np.array(ns, np.int64),
+        calls=np.where(first, pieces.calls, 0),
+        given=Given(spent, layers, np.array(line, np.int64), estimated),
+    )
+
+
+def estimated_ns(assigned: Assigned, parts: Sequence[Contribution], layers: int) -> tuple[IntColumn, IntColumn]:
+    """Of each layer the ns of a mean step's backward, and of its forward, that are an estimate."""
+    found = np.zeros((2, layers), np.int64)
+    for part in parts:
+        if part.given is None:
+            continue
+        owner, category = part.owner(assigned), part.category(assigned)
+        mine = part.given.estimated & (owner >= 0) & (assigned.steps.of_row[part.row] >= 0)
+        for which, forward in enumerate((False, True)):
+            wanted = mine & ((category == Category.FORWARD) == forward)
+            np.add.at(found[which], owner[wanted], part.ns[wanted])
+    steps = max(len(assigned.steps), 1)
+    return found[0] // steps, found[1] // steps
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# One kernel
+# --------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Nodes:
+    """The nodes of a graph, views looked through.
+
+    Attributes:
+        read: of each node what it reads.
+        users: of each node what reads it.
+    """
+
+    by_name: Mapping[str, FusedNode]
+    read: Mapping[str, frozenset[str]]
+    users: Mapping[str, frozenset[str]]
+
+    @classmethod
+    def of(cls, graph: CompiledGraph) -> _Nodes:
+        source: dict[str, str] = {}
+        read: dict[str, frozenset[str]] = {}
+        users: dict[str, set[str]] = defaultdict(set)
+        for name, node in graph.nodes.items():  # each behind its inputs
+            inputs = [source.get(each, each) for each in node.inputs]
+            source[name] = inputs[0] if node.is_view and inputs else name
+            read[name] = frozenset(inputs)
+            if not node.is_view:
+                for each in inputs:
+                    users[each].add(name)
+        return cls(graph.nodes, read, {name: frozenset(found) for name, found in users.items()})
+
+    def moved_bytes(self, names: Sequence[str]) -> int:
+        """Bytes that these would read and write as a kernel of their own: what is made by others, or read by them."""
+        mine = set(names)
+        read = {each for name in names for each in self.read[name]} - mine
+        written = [name for name in names if not self.users.get(name, frozenset()) or self.users[name] - mine]
+        return sum(self.by_name[name].bytes for name in (*read, *written) if name in self.by_name)
+
+
+def shares_of(nodes: _Nodes, names: Sequence[str], moved: _Moved) -> tuple[Share, ...]:
+    """The parts of a kernel that computes these nodes: by layer, in backward or recompute, and by line.
+
+    Nodes that Inductor has made itself are of whatever layer the others are.
+    """
+    known = {name: node for name in names if (node := nodes.by_name.get(name)) and (node.layer >= 0 or node.line >= 0)}
+    computing = {name: node for name, node in known.items() if not node.is_view}
+    parts: dict[tuple[int | None, bool], list[str]] = defaultdict(list)
+    for name, node in (computing or known).items():  # of views alone: what is copied for them
+        parts[moved.layer(node.layer), node.again].append(name)
+    moves = {part: nodes.moved_bytes(names) for part, names in parts.items()}
+    if not any(moves.values()):
+        moves = dict.fromkeys(moves, 1)
+    shares: list[Share] = []
+    for part, names in parts.items():
+        lines = Counter[int]()
+        for name in names:
+            lines[known[name].line] += max(known[name].bytes, 1)
+        weights = _split(moves[part] * _SCALE, [(line, size) for line, size in lines.items()])
+        shares += [Share(part[0], line if line >= 0 else NO_LINE, part[1], weight) for line, weight in weights]
+    return tuple(shares)
+
+
+@dataclass(frozen=True, slots=True)
+class _Moved:
+    """Layers of one block's graph, as those of the block that runs it: equal blocks share one.
+
+    Attributes:
+        to: of each layer below the block that was compiled the one at its place; None: all stay.
+    """
+
+    to: Mapping[int, int] | None
+
+    @classmethod
+    def of(cls, base: int, caller: int, paths: Sequence[str]) -> _Moved:
+        if base == caller or base < 0 or caller < 0:
+            return cls(None)
+        index = {path: number for number, path in enumerate(paths)}
+        below = {number: path[len(paths[base]) :] for number, path in enumerate(paths) if _is_below(path, paths[base])}
+        return cls({number: index.get(paths[caller] + rest, caller) for number, rest in below.items()})
+
+    def layer(self, number: int) -> int | None:
+        """The layer; None: that which runs the graph."""
+        if number < 0:
+            return None
+        return number if self.to is None else self.to.get(number, number)
+
+
+def _is_below(path: str, base: str) -> bool:
+    return not base or path == base or path.startswith(base + ".")
+
+
+def _bases(
+    graphs: Mapping[int, CompiledGraph], numbers: IntColumn, callers: IntColumn, paths: Sequence[str]
+) -> dict[int, int]:
+    """Of each graph that several layers run the one that it was compiled in: that which its nodes lie in."""
+    found: dict[int, int] = {}
+    nodes = {number: id(graphs[number].nodes) for number in np.unique(numbers).tolist()}
+    for number, graph in nodes.items():
+        ran = np.isin(numbers, [other for other, same in nodes.items() if same == graph])
+        candidates = [caller for caller in np.unique(callers[ran]).tolist() if caller >= 0]
+        inside = {paths[node.layer] for node in graphs[number].nodes.values() if node.layer >= 0}
+        fitting = [each for each in candidates if all(_is_below(path, paths[each]) for path in inside)]
+        if inside and fitting:
+            found[number] = max(fitting, key=lambda each: len(paths[each]))
+    return found
+
+
+def _block(graph: CompiledGraph, base: int, caller: int, paths: Sequence[str]) -> tuple[int, int]:
+    """The block that a graph was compiled in and the one that ran it: ``base`` and ``caller``, or parts of a caller.
+
+    A part of a model that runs for several blocks, behind a graph break say, tells by its parameters of which it is.
+    """
+    if base != caller or not graph.holders:
+        return base, caller
+    inside = {node.layer for node in graph.nodes.values() if node.layer >= 0}
+    ran = {paths[layer] for layer in graph.holders}
+    if ran <= {paths[layer] for layer in inside}:
+        return base, caller
+    to = _common(sorted(ran))
+    for layer in sorted(inside, key=lambda layer: len(paths[layer])):
+        at = paths[layer]
+        while at:
+            if all(at + path[len(to) :] in paths for path in ran) and _is_equal_block(at, to, inside, ran, paths):
+                return paths.index(at), paths.index(to)
+            at = at.rpartition(".")[0]
+    return base, caller
+
+
+def _is_equal_block(at: str, to: str, inside: set[int], ran: set[str], paths: Sequence[str]) -> bool:
+    """Check that what was compiled in one block has the layers of the other that it was run with."""
+    compiled = {paths[layer] for layer in inside}
+    return bool(to) and at != to and all(at + path[len(to) :] in compiled for path in ran)
+
+
+def _common(paths: Sequence[str]) -> str:
+    """The innermost module around all of these: their own path where there is one."""
+    parts = [path.split(".") for path in paths]
+    shared = 0
+    for names in zip(*parts, strict=False):
+        if len(set(names)) > 1:
+            break
+        shared += 1
+    return ".".join(parts[0][:shared])
+
+
+def _split(whole: int, shares: Sequence[tuple[_T, int]]) -> list[tuple[_T, int]]:
+    """``whole`` by these weights; the parts add up to it."""
+    total = sum(weight for _, weight in shares)
+    parts, until, given = [], 0, 0
+    for what, weight in shares:
+        until += weight
+        upto = whole * until // total
+        parts.append((what, upto - given))
+        given = upto
+    return parts
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# The kernels of a run
+# --------------------------------------------------------------------------------------------------------------------
+
+
+def match(rows: Sequence[str], kernels: Sequence[str]) -> list[int] | None:
+    """Of each row the kernel that it is, -1 for none; None where they do not fit.
+
+    Kernels run in the order of the code. Those that Inductor has generated must all be there, and no others; of torch's
+    own operations some write no row, and others come from the code around kernels.
+    """
+    found: list[int] = []
+    next_one = 0
+    for row in rows:
+        place = next_one
+        while place < len(kernels) and not _is(row, kernels[place]) and not kernels[place].startswith(_GENERATED):
+            place += 1
+        if place < len(kernels) and _is(row, kernels[place]):
+            found.append(place)
+            next_one = place + 1
+        elif row.startswith(_GENERATED):
+            return None
+        else:
+            found.append(-1)
+    return None if any(kernel.startswith(_GENERATED) for kernel in kernels[next_one:]) else found
+
+
+def _is(row: str, kernel: str) -> bool:
+    if kernel.startswith(_GENERATED):
+        return row == kernel
+    # extern_kernels.mm, torch.ops.aten.mm.default and aten.mm are the row aten::mm.
+    _, _, name = row.rpartition("::")
+    parts = [part.removeprefix("bias_") for part in kernel.split(".")]
+    return name in parts[-2:] if len(parts) > 1 else name == kernel
+
+
+def _children(table: EventTable, regions: IntColumn) -> dict[int, list[int]]:
+    """The rows directly below each of these, and below annotations in these, in the order of time."""
+    found: dict[int, list[int]] = defaultdict(list)
+    rows = np.flatnonzero((table.parent >= 0) & (table.kind != RowKind.ANNOTATION))
+    above = table.parent[rows].astype(np.int64)
+    around = nearest(table, above, (RowKind.GRAPH, *_OPERATIONS))
+    inside = np.isin(around, regions)
+    for row, region in zip(rows[inside].tolist(), around[inside].tolist(), strict=True):
+        found[region].append(row)
+    return found

@@ -1,0 +1,274 @@
+"""What Inductor knows of the kernels that it generates: of which nodes each is made, and where these are from.
+
+Source: torch/_inductor/debug.py (``set_kernel_post_grad_provenance_tracing``), compile_fx.py, output_code.py (the row
+that a graph writes into a profiler's trace), as of torch 2.11 to 2.13.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.abc
+import importlib.util
+import math
+import re
+import sys
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch.fx.node import map_arg
+from torch.utils._pytree import tree_map_only
+
+from gradscope import markers
+from gradscope.compat.flops import flop_formulas
+from gradscope.tables import CalledFrom, GraphNote, GraphRun, NodeNote
+
+_COMPILE = "torch._inductor.compile_fx"
+_HANDLE = re.compile(r"(?P<kernel>.*):(?P<order>\d+)")
+_FRAME = re.compile(r'File "(?P<file>[^"\n]+)", line (?P<line>\d+), in (?P<function>.+)')
+
+# While graphs are noted. A graph that a cache holds has no nodes any more; what its code was compiled to stays cached.
+_SETTINGS: tuple[tuple[str, str, Any], ...] = (
+    ("torch._inductor.config", "trace.provenance_tracking_level", 1),
+    ("torch._inductor.config", "cpp.enable_kernel_profile", True),  # kernels on the CPU write rows
+    ("torch._inductor.config", "fx_graph_cache", False),
+    ("torch._functorch.config", "enable_autograd_cache", False),
+)
+
+
+class GraphWatch:
+    """The graphs that Inductor compiles, and what they are run with while a profiler runs.
+
+    A run writes the row ``## Call CompiledFxGraph <marker><number> ##`` into the trace: its place in :attr:`runs`.
+    """
+
+    def __init__(self) -> None:
+        self.graphs: list[GraphNote] = []
+        self.runs: list[GraphRun] = []  # each once
+        self._known: dict[GraphRun, int] = {}
+
+    def run(self, number: int, inputs: Sequence[Any]) -> int:
+        """The number of a run of that graph."""
+        parameters = (each for each in inputs if isinstance(each, torch.nn.Parameter))
+        ran = GraphRun(number, tuple(each.data_ptr() for each in parameters))
+        if ran not in self._known:
+            self._known[ran] = len(self.runs)
+            self.runs.append(ran)
+        return self._known[ran]
+
+
+@contextmanager
+def watching_graphs(watch: GraphWatch, failed: Callable[[Exception], None]) -> Iterator[None]:
+    """Tell of each graph that Inductor compiles, until the block is left; its settings are then as they were.
+
+    Inductor is not imported for this: it takes a second. Where the program does that, it is watched from then on.
+
+    Args:
+        failed: called with an error of the noting, where this torch does not have what is read; the program goes on.
+    """
+    with ExitStack() as stack:
+
+        def begin() -> None:
+            try:
+                stack.enter_context(_watching(watch, failed))
+            except Exception as error:
+                failed(error)
+
+        if _COMPILE in sys.modules:
+            begin()
+        else:
+            finder = _AtImport(_COMPILE, begin)
+            sys.meta_path.insert(0, finder)
+            stack.callback(finder.forget)
+        yield
+
+
+class _AtImport(importlib.abc.MetaPathFinder):
+    """Calls a function once a module has been imported."""
+
+    def __init__(self, name: str, then: Callable[[], None]) -> None:
+        self._name, self._then = name, then
+        self._looking = False
+
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+        if name != self._name or self._looking:
+            return None
+        self._looking = True  # the finders behind this one
+        try:
+            spec = importlib.util.find_spec(name)
+        finally:
+            self._looking = False
+        if spec is None or spec.loader is None:
+            return None
+        loader: Any = spec.loader
+        original = loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            loader.exec_module = original
+            self.forget()
+            original(module)
+            self._then()
+
+        loader.exec_module = exec_module
+        return spec
+
+    def forget(self) -> None:
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+
+
+@contextmanager
+def _watching(watch: GraphWatch, failed: Callable[[Exception], None]) -> Iterator[None]:
+    compiles: Any = sys.modules[_COMPILE]._InProcessFxCompile
+    runs: Any = sys.modules["torch._inductor.output_code"].CompiledFxGraph
+    numbers: dict[int, int] = {}  # of a graph that lives, by the id of what runs it
+
+    def note(graph: Any, made: Any, before: int) -> None:
+        if isinstance(made, runs):  # else nobody runs it under a row: it is written to a file
+            numbers[id(made)] = len(watch.graphs)
+            weakref.finalize(made, numbers.pop, id(made), None)
+            watch.graphs.append(_noted(graph, before))
+
+    original = compiles.codegen_and_compile
+
+    @functools.wraps(original)
+    def codegen_and_compile(self: Any, graph: Any, *args: Any, **kwargs: Any) -> Any:
+        before = _last_handle()
+        made = original(self, graph, *args, **kwargs)
+        try:
+            note(graph, made, before)
+        except Exception as error:
+            failed(error)
+        return made
+
+    call = runs.__call__
+
+    @functools.wraps(call)
+    def run(self: Any, inputs: Any) -> Any:
+        number = numbers.get(id(self), -1)
+        if number >= 0 and torch.autograd.profiler._is_profiler_enabled:
+            try:
+                self._fx_graph_cache_key = f"{markers.GRAPH}{watch.run(number, inputs)}"  # which the row is called by
+            except Exception as error:
+                failed(error)
+        return call(self, inputs)
+
+    with ExitStack() as stack:
+        for module, name, value in _SETTINGS:
+            stack.enter_context(_set(importlib.import_module(module), name, value))
+        stack.enter_context(_replaced(compiles, "codegen_and_compile", codegen_and_compile))
+        stack.enter_context(_replaced(runs, "__call__", run))
+        yield
+
+
+@contextmanager
+def _replaced(kind: Any, name: str, function: Any) -> Iterator[None]:
+    original = getattr(kind, name)
+    setattr(kind, name, function)
+    try:
+        yield
+    finally:
+        if getattr(kind, name) is function:
+            setattr(kind, name, original)
+
+
+@contextmanager
+def _set(config: Any, name: str, value: Any) -> Iterator[None]:
+    *parts, last = name.split(".")
+    for part in parts:
+        config = getattr(config, part)
+    before = getattr(config, last)
+    setattr(config, last, value)
+    try:
+        yield
+    finally:
+        if getattr(config, last) == value:  # else the program has set it meanwhile
+            setattr(config, last, before)
+
+
+def _last_handle() -> int:
+    """The number of the last kernel that was generated: they are counted over graphs that are compiled together."""
+    return int(sys.modules["torch._inductor.debug"]._inductor_kernel_provenance_debug_handle)
+
+
+def _noted(graph: Any, before: int) -> GraphNote:
+    """What is known of a graph that has just been compiled, to kernels behind number ``before``."""
+    debug: Any = sys.modules["torch._inductor.debug"]
+    made_of: Mapping[str, Sequence[str]] = debug._inductor_triton_kernel_to_post_grad_node_info
+    found = [(match, names) for text, names in made_of.items() if (match := _HANDLE.fullmatch(text))]
+    kernels = sorted((int(match["order"]), match["kernel"], tuple(names)) for match, names in found)
+    return GraphNote(
+        kernels=tuple((name, names) for order, name, names in kernels if order > before),  # as in the generated code
+        nodes={node.name: _node(node) for node in graph.graph.nodes},
+    )
+
+
+def _node(node: Any) -> NodeNote:
+    meta = node.meta
+    held = meta.get("fwd_nn_module_stack") or meta.get("nn_module_stack") or {}
+    backward = meta.get("partitioner_tag") == "is_backward"
+    return NodeNote(
+        modules=tuple(_called_from(key, *value) for key, value in held.items()),
+        frames=tuple(
+            (match["file"], int(match["line"]), match["function"].strip())
+            for match in _FRAME.finditer(meta.get("stack_trace") or "")
+        ),
+        forward=not backward and node.op == "call_function",
+        is_view=node.op == "call_function" and _is_view(node.target),
+        bytes=_bytes(meta.get("val")),
+        flops=_flops(node),
+        inputs=tuple(each.name for each in node.all_input_nodes),
+    )
+
+
+def _called_from(key: str, path: str, kind: Any) -> CalledFrom:
+    number = key.partition("@")[0]  # of a module that is called several times: @1
+    name = kind if isinstance(kind, str) else getattr(kind, "__name__", "")
+    return CalledFrom(int(number) if number.isdigit() else -1, path, name.rpartition(".")[2])
+
+
+def _is_view(target: Any) -> bool:
+    """Check that an operation computes nothing: its result is a part of its input."""
+    if getattr(target, "__name__", "") == "getitem":
+        return True
+    schema = getattr(target, "_schema", None)
+    if schema is None:
+        return False
+    return any(value.alias_info is not None and not value.alias_info.is_write for value in schema.returns)
+
+
+def _bytes(value: Any) -> int:
+    """Bytes of what a node makes; of sizes that are not fixed as far as torch has seen them."""
+    if isinstance(value, (tuple, list)):
+        return sum(map(_bytes, value))
+    if not hasattr(value, "element_size"):
+        return 0
+    return math.prod(map(_seen, value.shape)) * int(value.element_size())
+
+
+def _seen(size: Any) -> int:
+    """A number that may not be fixed, as far as torch has seen it; 0 where it has not."""
+    if isinstance(size, int):
+        return size
+    return int(size.node.hint) if size.node.has_hint() else 0
+
+
+def _flops(node: Any) -> int:
+    """Floating-point operations by torch's own formulas; 0 for what these do not know."""
+    formula = flop_formulas().get(getattr(node.target, "overloadpacket", None))
+    if formula is None:
+        return 0
+
+    def sizes(value: Any) -> Any:
+        return torch.empty([_seen(size) for size in value.shape], device="meta")
+
+    def made(node: Any) -> Any:
+        return tree_map_only(torch.Tensor, sizes, node.meta.get("val"))
+
+    args, kwargs = map_arg((node.args, dict(node.kwargs)), made)
+    return int(formula(*args, **kwargs, out_val=made(node)))

@@ -1,0 +1,181 @@
+"""Compiled graphs on timelines made by hand: whose each kernel is, and how one of several layers is split."""
+
+from __future__ import annotations
+
+import pytest
+
+from gradscope.attribute.align_steps import assign
+from gradscope.attribute.compiled import match
+from gradscope.attribute.result import Attribution, build_result
+from gradscope.attribute.rows import read_skeleton
+from gradscope.tables import CompiledGraph, FusedNode, LineInfo, ModuleInfo, RowKind
+
+from .hand import Row, spans, table_of
+
+GRAPH = "## Call CompiledFxGraph"
+PATHS = ("", "a", "a.x", "b", "b.x")
+MODULES = tuple(ModuleInfo(path, "Layer", path.rpartition(".")[0] if path else None, 0, None) for path in PATHS)
+ROOT, A, AX, B, BX = range(5)
+LINES = (LineInfo("model.py", 1, "forward"), LineInfo("model.py", 2, "forward"))
+
+
+def fused(layer: int, *inputs: str, size: int = 4, line: int = -1, again: bool = False, **more: object) -> FusedNode:
+    return FusedNode(layer, line, again, inputs=inputs, bytes=size, **{"is_view": False, **more})  # type: ignore[arg-type]
+
+
+def graph(nodes: dict[str, FusedNode], **kernels: str) -> CompiledGraph:
+    return CompiledGraph(tuple((name, tuple(text.split())) for name, text in kernels.items()), nodes)
+
+
+def run(
+    graphs: dict[int, CompiledGraph], *rows: Row, calls: tuple[tuple[int, int, int], ...] = ((ROOT, 0, 9),)
+) -> Attribution:
+    """One step, whose calls are each 95 long and draw the numbers that they are given."""
+    table = table_of(
+        Row(RowKind.STEP, 0, 0, "step", argument=0),
+        *(Row(RowKind.CALL, 100 * k, 100 * k + 95, "call", argument=k) for k in range(len(calls))),
+        *rows,
+        Row(RowKind.STEP, 10_000, 10_000, "step", argument=1),
+    )
+    skeleton = read_skeleton(table, spans(*calls), [-1, 0, 1, 0, 3], paths=PATHS)
+    return build_result(assign(skeleton, 0, None), MODULES, LINES, None, {}, has_flops=False, graphs=graphs)
+
+
+def backward(start: int, sequence: int, *kernels: tuple[str, int], number: int = 0) -> list[Row]:
+    """A pass of one compiled node, whose kernels take so long one after the other."""
+    end = start + sum(ns for _, ns in kernels)
+    rows = [
+        Row(RowKind.BACKWARD, start, end, "backward", argument=0),
+        Row(RowKind.NODE, start, end, "CompiledFunctionBackward", sequence=sequence, forward_thread=1),
+        Row(RowKind.GRAPH, start, end, GRAPH, argument=number),
+    ]
+    for name, ns in kernels:
+        rows.append(Row(RowKind.OP, start, start + ns, name))
+        start += ns
+    return rows
+
+
+def layers(found: Attribution, column: str = "backward_self_ns") -> dict[str, int]:
+    return {row.path: value for row in found.layers if (value := getattr(row, column))}
+
+
+def test_a_kernel_of_one_layer_is_that_layers_and_no_estimate() -> None:
+    nodes = {"x": fused(-1), "p": fused(AX, "x", line=0), "q": fused(B, "p", line=1)}
+    found = run(
+        {0: graph(nodes, cpp_fused_p="p", cpp_fused_q="q")},
+        *backward(1000, 5, ("cpp_fused_p", 300), ("cpp_fused_q", 50)),
+    )
+    assert layers(found) == {"a.x": 300, "b": 50}
+    assert layers(found, "estimated_ns") == {}
+    assert {(row.line, row.layer): row.backward_ns for row in found.lines} == {(1, "a.x"): 300, (2, "b"): 50}
+    assert found.ledger.layers_ns == 350
+
+
+def test_what_is_fused_is_split_by_what_each_would_move_alone() -> None:
+    """The first reads 8 and writes 4, which the second reads; that writes 24."""
+    nodes = {"x": fused(-1, size=8), "p": fused(A, "x"), "q": fused(B, "p", size=24)}
+    found = run({0: graph(nodes, cpp_fused_p_q="p q")}, *backward(1000, 5, ("cpp_fused_p_q", 400)))
+    assert layers(found) == {"a": 400 * 12 // 40, "b": 400 * 28 // 40}
+    assert layers(found, "estimated_ns") == layers(found)
+    assert [row.calls for row in found.ops if row.name == "cpp_fused_p_q"] == [1, 0]
+
+
+def test_what_stays_within_a_layer_moves_nothing() -> None:
+    nodes = {
+        "x": fused(-1, size=10),
+        "p1": fused(A, "x", size=1000),
+        "p2": fused(A, "p1", size=1000),
+        "p3": fused(A, "p2", size=10),
+        "q": fused(B, "p3", size=10),
+    }
+    found = run({0: graph(nodes, cpp_fused="p1 p2 p3 q")}, *backward(1000, 5, ("cpp_fused", 400)))
+    assert layers(found) == {"a": 200, "b": 200}
+
+
+def test_views_are_looked_through() -> None:
+    nodes = {
+        "x": fused(-1, size=8),
+        "p": fused(A, "x"),
+        "v": fused(B, "p", is_view=True, size=99),
+        "q": fused(A, "v", size=8),
+    }
+    found = run({0: graph(nodes, cpp_fused="p v q")}, *backward(1000, 5, ("cpp_fused", 400)))
+    assert layers(found) == {"a": 400} and layers(found, "estimated_ns") == {}
+
+
+def test_a_copy_for_a_view_is_of_the_layer_that_views() -> None:
+    nodes = {"x": fused(-1), "v": fused(B, "x", is_view=True)}
+    found = run({0: graph(nodes, cpp_fused_view="v")}, *backward(1000, 5, ("cpp_fused_view", 400)))
+    assert layers(found) == {"b": 400}
+
+
+def test_forward_in_a_graph_of_backward_is_recompute() -> None:
+    nodes = {"x": fused(-1), "p": fused(A, "x", again=True), "q": fused(A, "x")}
+    found = run({0: graph(nodes, cpp_1="p", cpp_2="q")}, *backward(1000, 5, ("cpp_1", 30), ("cpp_2", 70)))
+    assert (layers(found, "recompute_ns"), layers(found)) == ({"a": 30}, {"a": 70})
+    assert found.ledger.recompute_ns == 30
+
+
+def test_nodes_without_a_layer_are_of_the_one_that_runs_the_graph() -> None:
+    """The loss in a model's own forward; what Inductor has made itself is of whatever the others are."""
+    nodes = {"x": fused(-1), "loss": fused(-1, "x", line=0), "made": fused(-1, size=99), "p": fused(A, "x", line=0)}
+    found = run({0: graph(nodes, cpp_1="loss made", cpp_2="p made")}, *backward(1000, 5, ("cpp_1", 30), ("cpp_2", 70)))
+    assert layers(found) == {"": 30, "a": 70}
+
+
+def test_blocks_that_share_a_graph_have_their_own_layers() -> None:
+    """It was compiled in the first."""
+    nodes = {"x": fused(-1), "p": fused(AX, "x"), "rest": fused(A, "x"), "none": fused(-1, "x", line=0)}
+    one = graph(nodes, cpp_1="p", cpp_2="rest", cpp_3="none")
+    kernels = (("cpp_1", 30), ("cpp_2", 70), ("cpp_3", 5))
+    calls = ((A, 0, 4), (B, 4, 9))
+    found = run({0: one}, *backward(1000, 5, *kernels), *backward(2000, 2, *kernels), calls=calls)
+    assert layers(found) == {"a": 75, "a.x": 30, "b": 75, "b.x": 30}
+
+
+def test_forward_has_layers_too() -> None:
+    nodes = {"x": fused(-1), "p": fused(A, "x", again=True, flops=7), "q": fused(B, "x", again=True)}
+    rows = [
+        Row(RowKind.GRAPH, 10, 90, GRAPH, argument=0),
+        Row(RowKind.OP, 10, 40, "cpp_1"),
+        Row(RowKind.OP, 40, 90, "cpp_2"),
+    ]
+    found = run({0: graph(nodes, cpp_1="p", cpp_2="q")}, *rows)
+    assert layers(found, "forward_self_ns") == {"": 15, "a": 30, "b": 50}
+    assert {row.path: (row.flops, row.forward_flops) for row in found.layers if row.flops} == {"a": (7, 7)}
+
+
+def test_a_graph_that_ran_other_kernels_is_one_row() -> None:
+    nodes = {"x": fused(-1), "p": fused(A, "x")}
+    found = run({0: graph(nodes, cpp_1="p")}, *backward(1000, 5, ("cpp_2", 70)))
+    assert layers(found) == {"": 70}
+    assert any("1 of 1 runs of compiled graphs ran other kernels" in note for note in found.notes)
+
+
+def test_a_graph_that_nobody_noted_is_one_row_without_a_word() -> None:
+    found = run({}, *backward(1000, 5, ("cpp_2", 70)))
+    assert layers(found) == {"": 70} and found.notes == ()
+
+
+MM, CPP1, CPP2 = "extern_kernels.mm", "cpp_fused_1", "cpp_fused_2"
+
+
+@pytest.mark.parametrize(
+    ("rows", "kernels", "found"),
+    [
+        ([CPP1, "aten::mm", CPP2], [CPP1, MM, CPP2], [0, 1, 2]),
+        ([CPP1, "aten::empty", CPP2], [CPP1, CPP2], [0, -1, 1]),  # of the code around the kernels
+        ([CPP1, CPP2], [CPP1, MM, CPP2], [0, 2]),  # one that writes no row
+        ([CPP1, CPP1], [CPP1, CPP1], [0, 1]),
+        ([CPP2, CPP1], [CPP1, CPP2], None),
+        ([CPP1], [CPP1, CPP2], None),
+        ([CPP1, CPP2], [CPP1], None),
+        (["aten::addmm"], ["extern_kernels.bias_addmm"], [0]),
+        (["aten::_flash"], ["torch.ops.aten._flash.default"], [0]),
+        (["mkldnn::_linear_pointwise"], ["torch.ops.mkldnn._linear_pointwise.binary"], [0]),
+        (["aten::bmm"], [MM], [-1]),
+        (["triton_poi_fused_0"], ["triton_poi_fused_0"], [0]),
+    ],
+)
+def test_kernels_run_in_the_order_of_the_code(rows: list[str], kernels: list[str], found: list[int] | None) -> None:
+    assert match(rows, kernels) == found

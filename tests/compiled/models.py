@@ -1,0 +1,110 @@
+"""Models under torch.compile, as programs that people write: python models.py FOLDER CASE..."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import gradscope
+
+WIDTH = 32
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(F.gelu(self.up(self.norm(x))))
+
+
+class Model(nn.Module):
+    def __init__(self, *, broken: bool = False) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(64, WIDTH)
+        self.blocks = nn.ModuleList([Block(), Block()])
+        self.head = nn.Linear(WIDTH, 64)
+        self.broken = broken
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embed(tokens)
+        for block in self.blocks:
+            x = block(x)
+            if self.broken:
+                torch._dynamo.graph_break()
+        return F.cross_entropy(self.head(x).flatten(0, 1), tokens.flatten())
+
+
+def whole(model: Model) -> Callable[[Tensor], Tensor]:
+    return torch.compile(model)
+
+
+def regional(model: Model) -> Callable[[Tensor], Tensor]:
+    for block in model.blocks:
+        block.compile()
+    return model
+
+
+def dynamic(model: Model) -> Callable[[Tensor], Tensor]:
+    return torch.compile(model, dynamic=True)
+
+
+def function(model: Model) -> Callable[[Tensor], Tensor]:
+    @torch.compile
+    def loss_of(tokens: Tensor) -> Tensor:
+        return model(tokens) * 2
+
+    return loss_of
+
+
+CASES: dict[str, Callable[[Model], Callable[[Tensor], Tensor]]] = {
+    "eager": lambda model: model,
+    "whole": whole,
+    "regional": regional,
+    "dynamic": dynamic,
+    "broken": whole,
+    "function": function,
+}
+
+
+def run(case: str, folder: Path) -> None:
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    model = Model(broken=case == "broken")
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    tokens = torch.randint(0, 64, (8, 32))
+    before = settings()
+    with gradscope.profiling(model, steps=3, warmup=2) as prof:
+        step = CASES[case](model)
+        while not prof.step():
+            step(tokens).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    prof.report.save(folder / f"{case}.json", force=True)
+    assert settings() == before, "gradscope left Inductor's settings changed"
+
+
+def settings() -> list[object]:
+    import torch._functorch.config as functorch
+    import torch._inductor.compile_fx as compile_fx
+    import torch._inductor.config as inductor
+
+    return [
+        inductor.trace.provenance_tracking_level,
+        inductor.cpp.enable_kernel_profile,
+        inductor.fx_graph_cache,
+        functorch.enable_autograd_cache,
+        compile_fx._InProcessFxCompile.codegen_and_compile,
+    ]
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    for name in sys.argv[2:]:
+        run(name, Path(sys.argv[1]))

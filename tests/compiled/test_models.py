@@ -1,0 +1,95 @@
+"""Compiled models: what runs in Inductor's kernels by layer, beside what the same model does without torch.compile."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gradscope.report.runfile import load_run
+from gradscope.tables import RunData
+
+from .models import CASES
+
+SCRIPT = Path(__file__).with_name("models.py")
+COMPILED = [case for case in CASES if case != "eager"]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunData]:
+    folder = tmp_path_factory.mktemp("compiled")
+    # No pool of processes that compile: there is one kernel at a time, and nothing is left behind.
+    environment = {**os.environ, "TORCHINDUCTOR_COMPILE_THREADS": "1", "TORCHINDUCTOR_CACHE_DIR": str(folder / "cache")}
+    ran = subprocess.run(
+        [sys.executable, "-m", "tests.compiled.models", folder, *CASES],
+        env=environment,
+        cwd=SCRIPT.parents[2],
+        capture_output=True,
+        text=True,
+        timeout=900,
+    )
+    assert ran.returncode == 0, ran.stderr[-4000:]
+    return {case: load_run(folder / f"{case}.json") for case in CASES}
+
+
+def backward(run: RunData) -> dict[str, int]:
+    return {row.path: row.backward_self_ns + row.recompute_ns for row in run.layers}
+
+
+@pytest.mark.parametrize("case", COMPILED)
+def test_every_layer_that_computes_has_time(case: str, runs: dict[str, RunData]) -> None:
+    """And what no layer has is what Python does around the kernels: of such small ones 10 % at most.
+
+    A function that is compiled runs in no module's call: its own Python is no layer's.
+    """
+    run = runs[case]
+    found = backward(run)
+    for path in ("blocks.0.up", "blocks.0.down", "blocks.1.up", "blocks.1.down", "head", "embed", "blocks.0.norm"):
+        assert found.get(path), (path, found)
+    assert not any("other kernels than they were compiled to" in note for note in run.notes)
+    outside = run.ledger.outside_modules_ns + run.ledger.unattributed_ns
+    assert case == "function" or outside <= 0.1 * run.ledger.backward_ns
+
+
+@pytest.mark.parametrize("case", COMPILED)
+def test_floating_point_operations_are_those_of_the_layers_that_are_not_compiled(
+    case: str, runs: dict[str, RunData]
+) -> None:
+    """They do not depend on who computes them; what runs outside of the graphs is not counted."""
+    flops = {row.path: (row.forward_flops, row.backward_flops) for row in runs["eager"].layers if row.flops}
+    found = {row.path: (row.forward_flops, row.backward_flops) for row in runs[case].layers if row.flops}
+    if case == "regional":
+        del flops["head"]
+    assert found == flops
+
+
+@pytest.mark.parametrize("case", COMPILED)
+def test_matmuls_are_no_estimate_and_what_is_fused_is_one(case: str, runs: dict[str, RunData]) -> None:
+    rows = {row.path: row for row in runs[case].layers}
+    assert rows["blocks.0.norm"].estimated_ns or rows["blocks.0.norm"].forward_estimated_ns
+    for row in rows.values():
+        assert (row.estimated_ns or 0) <= row.backward_self_ns + row.recompute_ns
+        assert (row.forward_estimated_ns or 0) <= row.forward_self_ns
+
+
+@pytest.mark.parametrize("case", ["whole", "dynamic", "broken", "function"])
+def test_lines_are_those_of_the_graphs(case: str, runs: dict[str, RunData]) -> None:
+    """Of the backward pass at least 98 % has one, but for what Python does around kernels: the graph's own rows."""
+    run = runs[case]
+    with_line = sum(row.backward_ns for row in run.lines)
+    python = ("(python)", "(engine)", "CompiledFunctionBackward")
+    phases = ("backward", "recompute", "engine", "accumulate")
+    around = sum(op.self_ns for op in run.ops if op.phase in phases and (op.name in python or op.phase == "accumulate"))
+    assert with_line >= 0.98 * (run.ledger.backward_ns - around)
+    assert any("self.down(F.gelu(self.up(self.norm(x))))" in row.text for row in run.lines)
+
+
+def test_blocks_that_were_compiled_apart_have_what_they_compute(runs: dict[str, RunData]) -> None:
+    """Equal blocks take about as long: the time of the second is not the first one's. Twice is far from equal."""
+    found = backward(runs["regional"])
+    for name in ("up", "down"):
+        first, second = found[f"blocks.0.{name}"], found[f"blocks.1.{name}"]
+        assert max(first, second) <= 2 * min(first, second), (name, first, second)
