@@ -9,6 +9,7 @@ are not touched.
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from types import FunctionType
@@ -102,34 +103,37 @@ def watching_compiled(
     Args:
         enter: as of :func:`watching`.
     """
-    wrapped: list[tuple[nn.Module, Any, Any]] = []
-    for module in modules:
-        function = module._compiled_call_impl
-        if function is not None:
-            wrapped.append((module, function, _calling(module, function, enter, leave)))
+    undo = [_wrap_compiled(module, enter, leave) for module in modules if module._compiled_call_impl is not None]
+    del modules  # no module is kept alive
     try:
-        for module, _, called in wrapped:
-            vars(module)["_compiled_call_impl"] = called
         yield
     finally:
-        for module, function, called in wrapped:
-            if vars(module).get("_compiled_call_impl") is called:
-                vars(module)["_compiled_call_impl"] = function
+        for each in undo:
+            each()
 
 
-def _calling(
-    module: nn.Module, function: Any, enter: Callable[[nn.Module, Any], bool], leave: Callable[[nn.Module], None]
-) -> Callable[..., Any]:
+def _wrap_compiled(
+    module: nn.Module, enter: Callable[[nn.Module, Any], bool], leave: Callable[[nn.Module], None]
+) -> Callable[[], None]:
+    reference, function = weakref.ref(module), cast(Callable[..., Any], module._compiled_call_impl)
+
     @functools.wraps(function)
     def called(*args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling() or not enter(module, args):
+        module = reference()
+        if torch.compiler.is_compiling() or module is None or not enter(module, args):
             return function(*args, **kwargs)
         try:
             return function(*args, **kwargs)
         finally:
             leave(module)
 
-    return called
+    def undo() -> None:
+        module = reference()
+        if module is not None and vars(module).get("_compiled_call_impl") is called:
+            vars(module)["_compiled_call_impl"] = function
+
+    vars(module)["_compiled_call_impl"] = called
+    return undo
 
 
 def unwrapped(function: Any) -> Any:

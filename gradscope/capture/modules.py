@@ -25,7 +25,7 @@ from gradscope.capture.byhand import BY_HAND, TORCHS_CALL, classes_to_watch, wat
 from gradscope.capture.guard import Guard
 from gradscope.capture.registry import NOBODYS, ModuleRegistry, all_modules
 from gradscope.capture.variety import StepBounds, step_begins, step_ended
-from gradscope.compat import end_range, graph_task_id, has_global_module_hooks, open_range, sequence_number
+from gradscope.compat import end_range, graph_task_id, has_global_module_hooks, keep_eager, open_range, sequence_number
 from gradscope.process import unheard
 from gradscope.tables import SpanTable
 from gradscope.tree import children_of
@@ -192,9 +192,12 @@ class CallRecorder:
             stack.enter_context(no_compile_warning())
             stack.callback(self._close_above, 0)
             self._watch_by_hand(stack)
+            enter, leave = (self._guard.hook(MODULE_CALLS, hook) for hook in (self._enter, self._leave))
+            with self._guard.over(MODULE_CALLS):
+                keep_eager(enter)  # and the other, whose code is the same
             for handle in (
-                register_module_forward_pre_hook(self._guard.hook(MODULE_CALLS, self._enter)),
-                register_module_forward_hook(self._guard.hook(MODULE_CALLS, self._leave), always_call=True),
+                register_module_forward_pre_hook(enter),
+                register_module_forward_hook(leave, always_call=True),
             ):
                 stack.callback(handle.remove)
             yield
@@ -253,6 +256,10 @@ class CallRecorder:
         calls = self._stack.calls
         if calls and calls[-1][2] and calls[-1][0] == id(module):
             calls.append((id(module), None, False, 0, 0))  # a ``__call__`` of the class's own went on to torch's
+        elif calls and self.registry.inside.get(calls[-1][0]) == id(module):
+            calls.append(
+                (id(module), None, False, 0, 0)
+            )  # what torch.compile made runs it as it is: one place, one call
         else:
             try:
                 frame = _frame(_BELOW)

@@ -126,6 +126,7 @@ class ModuleRegistry:
         self._walked: tuple[int, int] | None = None  # (root, step) of the last walk that found nothing new
         self.called_by_hand: set[type[nn.Module]] = set()  # classes, see byhand.py
         self._compiled: list[weakref.ref[nn.Module]] = []  # each stands at the place of the module that it wraps
+        self.inside: dict[int, int] = {}  # id of what torch.compile made -> id of the module that it wraps
         self._lock = threading.RLock()
         self._owners: list[weakref.ref[nn.Module]] | None = None  # that the last look found; None before the first
         self._holders: dict[int, list[int]] = {}  # id of a parameter -> labels of the modules that hold it
@@ -333,6 +334,7 @@ class ModuleRegistry:
         shown = wrapped(module)
         if shown is not module:
             self._compiled.append(weakref.ref(module))
+            self.inside[id(module)] = id(shown)
         if label is None:
             label = self._known[root, path] = len(self.places)
             reference = weakref.ref(module)
@@ -357,13 +359,12 @@ class ModuleRegistry:
         number = id(module)
         self._labels[number] = label
         self._copies.pop(number, None)
-        labels, guards, copies = self._labels, self._guards, self._copies
+        labels, guards, copies, inside = self._labels, self._guards, self._copies, self.inside
 
         def gone(reference: Any) -> None:
             if guards.get(number) is reference:
-                guards.pop(number, None)
-                labels.pop(number, None)
-                copies.pop(number, None)
+                for known in (guards, labels, copies, inside):
+                    known.pop(number, None)  # type: ignore[attr-defined]
 
         guards[number] = weakref.ref(module, gone)
 

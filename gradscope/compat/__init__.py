@@ -23,7 +23,7 @@ from gradscope.compat.engine import (
     swap_engine_entry,
 )
 from gradscope.compat.flops import flop_formulas
-from gradscope.compat.inductor import GraphWatch, watching_graphs
+from gradscope.compat.inductor import GraphWatch, keep_eager, watching_graphs
 from gradscope.compat.private import (
     SavedTensor,
     dispatch_depth,
@@ -72,6 +72,7 @@ __all__ = [
     "hook_dicts",
     "has_global_module_hooks",
     "held_by_checkpoint",
+    "keep_eager",
     "kineto_events",
     "kineto_tree",
     "live_device_blocks",

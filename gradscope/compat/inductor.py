@@ -41,6 +41,19 @@ _SETTINGS: tuple[tuple[str, str, Any], ...] = (
 )
 
 
+def keep_eager(function: Any) -> None:
+    """Let Dynamo run a function, and what it calls, as they are, where code calls it that is not compiled.
+
+    Below ``torch.compile`` it looks at every frame, also those behind a graph break: a hook of gradscope's would be
+    compiled, to nothing. What it traces through is not changed.
+    """
+    if "torch._dynamo" not in sys.modules:
+        return
+    types: Any = sys.modules["torch._dynamo.types"]
+    skip = types.FrameExecStrategy(types.FrameAction.SKIP, types.FrameAction.SKIP)
+    torch._C._dynamo.eval_frame.set_code_exec_strategy(function.__code__, skip)  # type: ignore[attr-defined]
+
+
 class GraphWatch:
     """The graphs that Inductor compiles, and what they are run with while a profiler runs.
 

@@ -61,7 +61,7 @@ def test_floating_point_operations_are_those_of_the_layers_that_are_not_compiled
     """They do not depend on who computes them; what runs outside of the graphs is not counted."""
     flops = {row.path: (row.forward_flops, row.backward_flops) for row in runs["eager"].layers if row.flops}
     found = {row.path: (row.forward_flops, row.backward_flops) for row in runs[case].layers if row.flops}
-    if case == "regional":
+    if case in ("regional", "broken"):  # behind a graph break in a loop torch compiles the blocks alone
         del flops["head"]
     assert found == flops
 
@@ -75,7 +75,7 @@ def test_matmuls_are_no_estimate_and_what_is_fused_is_one(case: str, runs: dict[
         assert (row.forward_estimated_ns or 0) <= row.forward_self_ns
 
 
-@pytest.mark.parametrize("case", ["whole", "dynamic", "broken", "function"])
+@pytest.mark.parametrize("case", ["whole", "dynamic", "function"])
 def test_lines_are_those_of_the_graphs(case: str, runs: dict[str, RunData]) -> None:
     """Of the backward pass at least 98 % has one, but for what Python does around kernels: the graph's own rows."""
     run = runs[case]
@@ -87,9 +87,29 @@ def test_lines_are_those_of_the_graphs(case: str, runs: dict[str, RunData]) -> N
     assert any("self.down(F.gelu(self.up(self.norm(x))))" in row.text for row in run.lines)
 
 
-def test_blocks_that_were_compiled_apart_have_what_they_compute(runs: dict[str, RunData]) -> None:
+@pytest.mark.parametrize("case", ["regional", "broken"])
+def test_blocks_that_were_compiled_apart_have_what_they_compute(case: str, runs: dict[str, RunData]) -> None:
     """Equal blocks take about as long: the time of the second is not the first one's. Twice is far from equal."""
-    found = backward(runs["regional"])
+    found = backward(runs[case])
     for name in ("up", "down"):
         first, second = found[f"blocks.0.{name}"], found[f"blocks.1.{name}"]
         assert max(first, second) <= 2 * min(first, second), (name, first, second)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_modules_that_run_outside_of_graphs_are_called_as_ever(case: str, runs: dict[str, RunData]) -> None:
+    """Below torch.compile Dynamo looks at every frame, gradscope's hooks among them."""
+    calls = {row.path: row.calls for row in runs[case].layers if row.calls}
+    every = {"": 1, "embed": 1, "blocks.0": 1, "blocks.1": 1, "head": 1}
+    inside = {f"blocks.{block}.{name}": 1 for block in (0, 1) for name in ("norm", "up", "down")}
+    assert (
+        calls
+        == {
+            "eager": every | inside,
+            "whole": {"": 1},
+            "dynamic": {"": 1},
+            "function": {},
+            "regional": every,
+            "broken": every,
+        }[case]
+    )
