@@ -9,8 +9,8 @@ Figures, of the compiled backward pass without what Python and the engine do aro
 - matched: of the time of graphs that ran, that of graphs whose kernels are those that they were compiled to;
 - with a layer: in a module, the model's own forward among them; with a line;
 - estimated: in kernels that compute several layers, split by bytes;
-- matmuls: the largest difference between a layer's share of all matmul time, compiled and eager, over the layers with at
-  least 2 % of it.
+- matmuls off: the largest difference between a layer's share of all matmul time, compiled and eager, over the layers
+  with at least 2 % of it.
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
@@ -141,20 +142,24 @@ def _watching(watch: GraphWatch, failed: Callable[[Exception], None]) -> Iterato
     runs: Any = sys.modules["torch._inductor.output_code"].CompiledFxGraph
     numbers: dict[int, int] = {}  # of a graph that lives, by the id of what runs it
 
-    def note(graph: Any, made: Any, before: int) -> None:
+    def note(graph: Any, made: Any, before: int, earlier: Mapping[str, NodeNote]) -> None:
         if isinstance(made, runs):  # else nobody runs it under a row: it is written to a file
             numbers[id(made)] = len(watch.graphs)
             weakref.finalize(made, numbers.pop, id(made), None)
-            watch.graphs.append(_noted(graph, before))
+            watch.graphs.append(_noted(graph, before, earlier))
 
     original = compiles.codegen_and_compile
 
     @functools.wraps(original)
     def codegen_and_compile(self: Any, graph: Any, *args: Any, **kwargs: Any) -> Any:
-        before = _last_handle()
+        before, earlier = 0, {}
+        try:
+            before, earlier = _last_handle(), {node.name: _node(node) for node in graph.graph.nodes}
+        except Exception as error:
+            failed(error)
         made = original(self, graph, *args, **kwargs)
         try:
-            note(graph, made, before)
+            note(graph, made, before, earlier)
         except Exception as error:
             failed(error)
         return made
@@ -209,15 +214,19 @@ def _last_handle() -> int:
     return int(sys.modules["torch._inductor.debug"]._inductor_kernel_provenance_debug_handle)
 
 
-def _noted(graph: Any, before: int) -> GraphNote:
-    """What is known of a graph that has just been compiled, to kernels behind number ``before``."""
+def _noted(graph: Any, before: int, earlier: Mapping[str, NodeNote]) -> GraphNote:
+    """What is known of a graph that has just been compiled, to kernels behind number ``before``.
+
+    Args:
+        earlier: its nodes as they were before Inductor's passes, which put others in the place of some.
+    """
     debug: Any = sys.modules["torch._inductor.debug"]
     made_of: Mapping[str, Sequence[str]] = debug._inductor_triton_kernel_to_post_grad_node_info
     found = [(match, names) for text, names in made_of.items() if (match := _HANDLE.fullmatch(text))]
     kernels = sorted((int(match["order"]), match["kernel"], tuple(names)) for match, names in found)
     return GraphNote(
         kernels=tuple((name, names) for order, name, names in kernels if order > before),  # as in the generated code
-        nodes={node.name: _node(node) for node in graph.graph.nodes},
+        nodes={node.name: _with_origin(node, _node(node), earlier) for node in graph.graph.nodes},
     )
 
 
@@ -237,6 +246,19 @@ def _node(node: Any) -> NodeNote:
         flops=_flops(node),
         inputs=tuple(each.name for each in node.all_input_nodes),
     )
+
+
+def _with_origin(node: Any, note: NodeNote, earlier: Mapping[str, NodeNote]) -> NodeNote:
+    """``note`` of where the matmul is from where a pass has joined one with an addition, whose origin torch keeps."""
+    if node.name in earlier or not note.flops:
+        return note
+    replaced = [each.name for each in node.meta.get("from_node", ())]
+    joined = [name for each in replaced if each in earlier for name in (each, *earlier[each].inputs)]
+    origins = [found for name in joined if (found := earlier.get(name)) is not None and found.flops == note.flops]
+    if len(origins) != 1:
+        return note
+    (origin,) = origins
+    return replace(note, modules=origin.modules, frames=origin.frames, forward=origin.forward)
 
 
 def _called_from(key: str, path: str, kind: Any) -> CalledFrom:
