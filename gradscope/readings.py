@@ -138,6 +138,7 @@ def compiled_graphs(watch: GraphWatch, names: ModuleNames, lines: list[LineInfo]
                 bytes=node.bytes,
                 inputs=node.inputs,
                 flops=node.flops,
+                op=node.op,
             )
             for name, node in note.nodes.items()
         }

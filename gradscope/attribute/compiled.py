@@ -141,7 +141,7 @@ class _Known:
                 flops[moved.layer(node.layer)] += node.flops
         return cls(
             tuple(name for name, _ in graph.kernels),
-            tuple(shares_of(nodes, names, moved) for _, names in graph.kernels),
+            tuple(shares_of(nodes, _computed(nodes, kernel, names), moved) for kernel, names in graph.kernels),
             flops,
         )
 
@@ -263,6 +263,14 @@ def shares_of(nodes: _Nodes, names: Sequence[str], moved: _Moved) -> tuple[Share
         weights = _split(moves[part] * _SCALE, [(line, size) for line, size in lines.items()])
         shares += [Share(part[0], line if line >= 0 else NO_LINE, part[1], weight) for line, weight in weights]
     return tuple(shares)
+
+
+def _computed(nodes: _Nodes, kernel: str, names: Sequence[str]) -> Sequence[str]:
+    """The nodes that a kernel computes: of an operation of torch's own that one, whatever else Inductor names."""
+    if kernel.startswith(_GENERATED):
+        return names
+    mine = [name for name in names if name in nodes.by_name and _is(f"::{nodes.by_name[name].op}", kernel)]
+    return mine or names
 
 
 @dataclass(frozen=True, slots=True)

@@ -244,6 +244,7 @@ def _node(node: Any) -> NodeNote:
         is_view=node.op == "call_function" and _is_view(node.target),
         bytes=_bytes(meta.get("val")),
         flops=_flops(node),
+        op=getattr(getattr(node.target, "overloadpacket", node.target), "__name__", ""),
         inputs=tuple(each.name for each in node.all_input_nodes),
     )
 

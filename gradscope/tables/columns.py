@@ -199,6 +199,7 @@ class NodeNote:
         bytes: of what it makes.
         inputs: names of the nodes that it reads.
         flops: by torch's own formulas.
+        op: the operation's name without overload, ``mm``; empty for an input.
     """
 
     modules: tuple[CalledFrom, ...]
@@ -208,6 +209,7 @@ class NodeNote:
     bytes: int
     inputs: tuple[str, ...]
     flops: int = 0
+    op: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,6 +250,7 @@ class FusedNode:
     bytes: int
     inputs: tuple[str, ...]
     flops: int = 0
+    op: str = ""
 
 
 @dataclass(frozen=True, slots=True)

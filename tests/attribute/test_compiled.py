@@ -109,6 +109,14 @@ def test_a_copy_for_a_view_is_of_the_layer_that_views() -> None:
     assert layers(found) == {"b": 400}
 
 
+def test_an_operation_of_torch_computes_the_node_of_that_name() -> None:
+    """Inductor names all that it was made from: what gave a convolution its input, too."""
+    nodes = {"x": fused(-1), "p": fused(A, "x", op="where"), "q": fused(B, "p", op="convolution_backward")}
+    kernels = {"torch.ops.aten.convolution_backward.default": "p q"}
+    found = run({0: graph(nodes, **kernels)}, *backward(1000, 5, ("aten::convolution_backward", 400)))
+    assert layers(found) == {"b": 400} and layers(found, "estimated_ns") == {}
+
+
 def test_forward_in_a_graph_of_backward_is_recompute() -> None:
     nodes = {"x": fused(-1), "p": fused(A, "x", again=True), "q": fused(A, "x")}
     found = run({0: graph(nodes, cpp_1="p", cpp_2="q")}, *backward(1000, 5, ("cpp_1", 30), ("cpp_2", 70)))
