@@ -245,11 +245,16 @@ def _matched(
 def _in_order(table: EventTable, window: int, layers: Sequence[Shares], rows: IntColumn, gradients: _Gradients) -> bool:
     """Check that each bucket's collective began at the last gradient of it, or of one that is sent before it.
 
-    A hook of the program's own may begin several for one bucket and none for another.
+    A hook of the program's own may begin several for one bucket and none for another, and wait for them itself.
     """
     begin, end = int(table.start_ns[window]), int(table.end_ns[window])
+    within = nearest(table, rows, (RowKind.ACCUMULATE,))
+    waits = np.flatnonzero([name.startswith(ops.WAIT_ROW) for name in table.names])
+    waits = np.flatnonzero(np.isin(table.name, waits))
+    if np.isin(nearest(table, waits, (RowKind.ACCUMULATE,)), within).any():
+        return False  # it waits itself: not behind the last node
     held = Counter(layer for bucket in layers for layer, _ in bucket)
-    began = table.start_ns[nearest(table, rows, (RowKind.ACCUMULATE,))].tolist()
+    began = table.start_ns[within].tolist()
     ready = begin
     for number, (bucket, at) in enumerate(zip(layers, began, strict=False)):
         # Of a layer in several buckets a gradient does not tell in which it is.
@@ -270,7 +275,8 @@ def _by_layer(bucket: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
 
 def _with_copies(table: EventTable, reducers: Sequence[ReducerInfo], window: int, sent: Sequence[Sent]) -> list[Sent]:
     """Add the rows that copy gradients out: of each bucket in turn one for each parameter, where there are as many."""
-    rows = np.flatnonzero(copies_of_gradients(table) & (table.parent == window))
+    rows = np.flatnonzero(copies_of_gradients(table))
+    rows = rows[passes_around(table, rows) == window]
     rows = rows[np.argsort(table.start_ns[rows], kind="stable")].tolist()
     held = [[layer for layer, _ in reducers[bucket.reducer].buckets[bucket.number]] for bucket in sent]
     if len(rows) != sum(map(len, held)) or len({bucket.reducer for bucket in sent}) > 1:

@@ -134,7 +134,7 @@ def build_result(
     calls = _calls(assigned, len(modules))
     samples = {each: layer_steps(assigned, parts, len(modules), each) for each in (Category.LAYER, Category.FORWARD)}
     rows = _layers(cells, modules, calls, samples, ledger.backward_ns)
-    rows, step = _with_communication(rows, step, assigned, parts)
+    rows, step = _with_communication(rows, step, assigned, parts, ledger.communication_ns)
     if survey is not None and has_flops:
         rows = _with_flops(rows, survey.flops, survey.calls)
     if compiled is not None:
@@ -293,30 +293,40 @@ def per_step(count: int, steps: int) -> float:
 
 
 def _with_communication(
-    rows: tuple[LayerRow, ...], step: StepTimes, assigned: Assigned, parts: Sequence[Contribution]
+    rows: tuple[LayerRow, ...],
+    step: StepTimes,
+    assigned: Assigned,
+    parts: Sequence[Contribution],
+    backward_ns: int,
 ) -> tuple[tuple[LayerRow, ...], StepTimes]:
-    """Add what the layers' forward spent on communication, and what the whole step did, where there was any."""
+    """Add what the layers' forward spent on communication, and what the whole step did, where there was any.
+
+    Args:
+        backward_ns: what the backward pass did.
+    """
     communicates = communication_rows(assigned.skeleton)
     waits = any(len(part.row) and (part.communicates or part.apart == Category.COMMUNICATION) for part in parts)
     if not waits and not communicates.any():
         return rows, step
     steps = max(len(assigned.steps), 1)
-    in_all = 0
+    elsewhere = 0
     forward = np.zeros(len(rows), np.int64)
     for part in parts:
         measured = assigned.steps.of_row[part.row] >= 0
+        category = part.category(assigned)
+        # What the pass spends on it is in the ledger: that is not rounded a second time.
+        measured &= category != Category.COMMUNICATION
         if part.apart is not None:
-            counts = part.communicates or part.apart == Category.COMMUNICATION
-            in_all += int(part.ns[measured].sum()) if counts else 0
+            elsewhere += int(part.ns[measured].sum()) if part.communicates else 0
             continue
         mine = measured & (communicates[part.row] | part.communicates)
-        in_all += int(part.ns[mine].sum())
+        elsewhere += int(part.ns[mine].sum())
         owner = part.owner(assigned)
-        mine &= (part.category(assigned) == Category.FORWARD) & (owner >= 0)
+        mine &= (category == Category.FORWARD) & (owner >= 0)
         np.add.at(forward, owner[mine], part.ns[mine])
     own = (min(row.forward_self_ns, int(ns) // steps) for row, ns in zip(rows, forward, strict=True))
     rows = tuple(replace(row, forward_communication_ns=ns) for row, ns in zip(rows, own, strict=True))
-    return rows, replace(step, communication_ns=min(in_all // steps, step.wall_ns))
+    return rows, replace(step, communication_ns=min(backward_ns + elsewhere // steps, step.wall_ns))
 
 
 def _with_estimates(rows: tuple[LayerRow, ...], backward: IntColumn, forward: IntColumn) -> tuple[LayerRow, ...]:

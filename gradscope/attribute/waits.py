@@ -17,7 +17,7 @@ from gradscope.attribute.cost_table import Contribution
 from gradscope.attribute.device import Stretches
 from gradscope.attribute.gaps import WOKEN_NS, done_elsewhere, find_gaps, trains, wait_for
 from gradscope.attribute.nodes import nearest, passes_around
-from gradscope.attribute.rows import INHERIT, BoolColumn, Category, Skeleton
+from gradscope.attribute.rows import INHERIT, BoolColumn, Category, Skeleton, beside_nodes
 from gradscope.tables import EventTable, IntColumn, RowKind
 
 
@@ -73,7 +73,14 @@ def without_process_group(assigned: Assigned) -> Assigned:
     marks[table.depth == 0] = 0
     marks[done_elsewhere(table)] = 1
     theirs = assigned.skeleton.levels.propagate(marks, 0).astype(bool)
-    return replace(assigned, steps=replace(assigned.steps, of_row=np.where(theirs, -1, assigned.steps.of_row)))
+    found = replace(assigned, steps=replace(assigned.steps, of_row=np.where(theirs, -1, assigned.steps.of_row)))
+    kernels = table.kernels
+    if kernels is None:
+        return found
+    # What they launch runs beside the step: nobody in it is known to have.
+    row = np.where((kernels.row >= 0) & theirs[np.maximum(kernels.row, 0)], -1, kernels.row)
+    table = replace(table, kernels=replace(kernels, row=row))
+    return replace(found, skeleton=replace(assigned.skeleton, table=table))
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,12 +109,15 @@ def behind_last_nodes(table: EventTable, windows: IntColumn) -> dict[int, Behind
     around = passes_around(table, nodes)
     last = table.start_ns.copy()
     np.maximum.at(last, around[around >= 0], table.end_ns[nodes[around >= 0]])
-    behind = np.flatnonzero(np.isin(table.parent, windows))
-    behind = behind[table.start_ns[behind] >= last[table.parent[behind]]]
+    # Callbacks run below the pass; where the engine has a thread of its own, on that, below nothing.
+    behind = np.concatenate([np.flatnonzero(np.isin(table.parent, windows)), beside_nodes(table)])
+    of = passes_around(table, behind)
+    behind, of = behind[of >= 0], of[of >= 0]
+    behind, of = behind[table.start_ns[behind] >= last[of]], of[table.start_ns[behind] >= last[of]]
     copies = copies_of_gradients(table)
     found = {}
     for window in windows.tolist():
-        rows = behind[table.parent[behind] == window]
+        rows = behind[of == window]
         copied = rows[copies[rows]]
         until = table.end_ns[copied].max() if len(copied) else table.end_ns[window]
         stretches = Stretches.union(table.start_ns[rows], table.end_ns[rows])

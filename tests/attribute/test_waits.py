@@ -500,3 +500,33 @@ def test_a_wait_in_a_call_that_is_run_again_is_communication() -> None:
     waited = found.step.communication_ns
     assert waited == found.ledger.communication_ns == sum(by_path(found, "communication_ns").values())
     assert by_path(found, "recompute_ns") == {"a": 260_000 - waited}
+
+
+@pytest.mark.parametrize("thread", [1, 3])
+def test_what_the_reducer_waits_for_does_not_depend_on_the_engines_thread(thread: int) -> None:
+    """3: nodes, and the callbacks behind them, on a thread of the engine's own, in a trace without kernels."""
+    rows = [row if row.kind == RowKind.BACKWARD else replace(row, thread=thread) for row in DDP]
+    found = result(*rows)
+    assert {op.name: op.self_ns for op in found.ops if op.name.startswith("(waits")} == {"(waits for other ranks)": 340}
+    assert (found.ledger.engine_ns, found.ledger.communication_ns) == (210, 380)
+
+
+@pytest.mark.parametrize("ends", range(110, 125))
+def test_communication_of_the_pass_is_rounded_once(ends: int) -> None:
+    """In a mean over three steps the ledger's sum and that of the step are the same."""
+    steps = [Row(RowKind.STEP, 1000 * number, 1000 * number, "step", argument=number) for number in range(4)]
+    rows: list[Row] = []
+    for number in range(3):
+        at, late = 1000 * number, number < 2
+        rows += [
+            Row(RowKind.CALL, at, at + 90, "call", argument=0),
+            Row(RowKind.BACKWARD, at + 100, at + 300, "backward", argument=0),
+            Row(NODE, at + 105, at + 300, "Node5", sequence=5, forward_thread=1),
+            *(
+                Row(COMMUNICATION, at + ends + 30 * k, at + ends + 30 * k + 10 + late, name)
+                for k, name in enumerate(("c10d::allreduce_", "c10d::reduce_", "c10d::send"))
+            ),
+        ]
+    skeleton = read_skeleton(table_of(*steps, *rows), CALLS, [-1, 0, 0], paths=PATHS)
+    found = build_result(assign(skeleton, 0, None), MODULES, (), None, {}, has_flops=False)
+    assert found.step.communication_ns == found.ledger.communication_ns > 0

@@ -144,3 +144,20 @@ def test_what_fsdp_does_behind_the_last_node_is_of_the_pass(tmp_path: Path, pyth
     assert run.step.forward_ns == (40 + 50 + 30) * US
     assert run.ledger.communication_ns >= 180 * US
     assert run.step.backward_ns == (400 if python else 260) * US
+
+
+def test_what_a_process_groups_thread_launches_takes_nothing_from_the_step(tmp_path: Path) -> None:
+    """gloo copies tensors of a GPU, and the step waits for it: the time of the step is that of its host."""
+    made = Made()
+    for step in range(2):
+        at = 1000 * step
+        made.annotation(f"ProfilerStep#{step}", at, at + 1000)
+        made.launch(made.op("aten::linear", at + 30, at + 80, 5 + 10 * step), at + 40, at + 60, at + 150)
+        made.pass_(at + 300, at + 700)
+        made.node("AddmmBackward0", at + 400, at + 480, 5 + 10 * step)
+        made.annotation("gloo:all_reduce", at + 500, at + 640, 30)
+        copy = made.op("aten::copy_", at + 510, at + 530, tid=30)
+        made.launch(copy, at + 515, at + 520, at + 600, 30, name="Memcpy DtoH", stream=9)
+    run = read(made, tmp_path).data
+    assert (run.step.wall_ns, run.step.backward_ns) == (1000 * US, 400 * US)
+    assert run.device is not None and run.device.kernel_ns > 0
