@@ -277,7 +277,7 @@ def _timed_result(
 ) -> Attribution:
     assigned = assign(trace.skeleton, trace.settling, notes, trace.passes, trace.timed.interrupted)
     lines = survey.lines if survey is not None else []  # the steps of the memory pass may have added some
-    compiled = compiled_graphs(watch, trace.names, lines)
+    compiled = compiled_graphs(watch.graphs, watch.runs, trace.names, lines)
     return build_result(
         assigned,
         trace.names.infos,

@@ -26,10 +26,11 @@ from gradscope.capture.phases.lines import Lines
 from gradscope.capture.registry import local_path
 from gradscope.capture.result import Capture, SurveyStep, TimedSteps, TracedSteps
 from gradscope.capture.survey import user_line
-from gradscope.compat import GraphWatch
 from gradscope.tables import (
     CompiledGraph,
     FusedNode,
+    GraphNote,
+    GraphRun,
     IntColumn,
     LineInfo,
     NodeNote,
@@ -108,7 +109,9 @@ def _reducers(timed: TimedSteps, names: ModuleNames) -> tuple[ReducerInfo, ...]:
     )
 
 
-def compiled_graphs(watch: GraphWatch, names: ModuleNames, lines: list[LineInfo]) -> dict[int, CompiledGraph]:
+def compiled_graphs(
+    notes: Sequence[GraphNote], runs: Sequence[GraphRun], names: ModuleNames, lines: list[LineInfo]
+) -> dict[int, CompiledGraph]:
     """The graphs by the number of a run, layers by row, lines by their place in ``lines``, which gets what it lacks."""
     place = {info: number for number, info in enumerate(lines)}
 
@@ -142,16 +145,16 @@ def compiled_graphs(watch: GraphWatch, names: ModuleNames, lines: list[LineInfo]
             )
             for name, node in note.nodes.items()
         }
-        for note in watch.graphs
+        for note in notes
     ]
-    held = names.layers_by_address() if watch.runs else {}
+    held = names.layers_by_address() if runs else {}
     return {
         number: CompiledGraph(
-            watch.graphs[ran.graph].kernels,
+            notes[ran.graph].kernels,
             graphs[ran.graph],
             frozenset(held[address] for address in ran.parameters if address in held),
         )
-        for number, ran in enumerate(watch.runs)
+        for number, ran in enumerate(runs)
     }
 
 

@@ -24,6 +24,15 @@ from gradscope.attribute.rows import INHERIT, Category
 from gradscope.attribute.survey import NO_LINE
 from gradscope.tables import CompiledGraph, EventTable, FusedNode, IntColumn, RowKind
 
+# What computing a node's result takes on a processor, beside moving it, as that many times its bytes; a device computes
+# while it moves. Measured on one (AMD EPYC, one thread, torch 2.13): see docs/compile.md.
+_COMPUTING = {
+    "inductor_random": 20.0,
+    **dict.fromkeys(
+        ("exp", "expm1", "log", "log1p", "log2", "erf", "erfc", "tanh", "sigmoid", "sin", "cos", "pow"), 1.5
+    ),
+    **dict.fromkeys(("rsqrt", "sqrt", "reciprocal", "div"), 0.5),
+}
 # Kernels that Inductor generates, by how their names begin; all others are operations of torch's.
 _GENERATED = ("cpp_", "triton_")
 _OPERATIONS = (RowKind.OP, RowKind.ADD, RowKind.COMMUNICATION)
@@ -141,7 +150,10 @@ class _Known:
                 flops[moved.layer(node.layer)] += node.flops
         return cls(
             tuple(name for name, _ in graph.kernels),
-            tuple(shares_of(nodes, _computed(nodes, kernel, names), moved) for kernel, names in graph.kernels),
+            tuple(
+                shares_of(nodes, _computed(nodes, kernel, names), moved, computing=kernel.startswith("cpp_"))
+                for kernel, names in graph.kernels
+            ),
             flops,
         )
 
@@ -241,18 +253,28 @@ class _Nodes:
         written = [name for name in names if not self.users.get(name, frozenset()) or self.users[name] - mine]
         return sum(self.by_name[name].bytes for name in (*read, *written) if name in self.by_name)
 
+    def weight(self, names: Sequence[str], *, computing: bool) -> int:
+        """What these take, in bytes moved."""
+        weight = float(self.moved_bytes(names))
+        if computing:
+            weight += sum(_COMPUTING.get(self.by_name[name].op, 0.0) * self.by_name[name].bytes for name in names)
+        return round(weight)
 
-def shares_of(nodes: _Nodes, names: Sequence[str], moved: _Moved) -> tuple[Share, ...]:
+
+def shares_of(nodes: _Nodes, names: Sequence[str], moved: _Moved, *, computing: bool = True) -> tuple[Share, ...]:
     """The parts of a kernel that computes these nodes: by layer, in backward or recompute, and by line.
 
     Nodes that Inductor has made itself are of whatever layer the others are.
+
+    Args:
+        computing: it runs on a processor, where computing takes time beside moving.
     """
     known = {name: node for name in names if (node := nodes.by_name.get(name)) and (node.layer >= 0 or node.line >= 0)}
-    computing = {name: node for name, node in known.items() if not node.is_view}
+    made = {name: node for name, node in known.items() if not node.is_view}
     parts: dict[tuple[int | None, bool], list[str]] = defaultdict(list)
-    for name, node in (computing or known).items():  # of views alone: what is copied for them
+    for name, node in (made or known).items():  # of views alone: what is copied for them
         parts[moved.layer(node.layer), node.again].append(name)
-    moves = {part: nodes.moved_bytes(names) for part, names in parts.items()}
+    moves = {part: nodes.weight(names, computing=computing) for part, names in parts.items()}
     if not any(moves.values()):
         moves = dict.fromkeys(moves, 1)
     shares: list[Share] = []

@@ -92,6 +92,18 @@ def test_what_stays_within_a_layer_moves_nothing() -> None:
     assert layers(found) == {"a": 200, "b": 200}
 
 
+@pytest.mark.parametrize(("kernel", "random"), [("cpp_fused", 400 * 176 // 192), ("triton_fused", 200)])
+def test_computing_takes_time_on_a_processor_alone(kernel: str, random: int) -> None:
+    """Each moves 16 bytes; random numbers take twenty times as long as writing them. A device computes meanwhile."""
+    nodes = {
+        "x": fused(-1, size=8),
+        "p": fused(A, "x", size=8, op="inductor_random"),
+        "q": fused(B, "x", size=8, op="mul"),
+    }
+    found = run({0: graph(nodes, **{kernel: "p q"})}, *backward(1000, 5, (kernel, 400)))
+    assert layers(found)["a"] == pytest.approx(random, abs=1)
+
+
 def test_views_are_looked_through() -> None:
     nodes = {
         "x": fused(-1, size=8),
