@@ -132,16 +132,25 @@ def note_ended_early() -> None:
 
 
 def leave_all_the_same(code: int, say: Callable[[str], None]) -> None:
-    """Where a program was ended early, see to it that this process ends, with this exit code, now that it is to.
+    """Where a program was ended early, see to it that this process ends, with this exit code, once Python ends it.
 
     Python waits at its end for threads and processes that are not daemons, and for exit functions. What waits for
     something that the rest of the program would have done never ends.
     """
+    global _ended_early
     if _ended_early:
+        _ended_early = False
         threading.Thread(target=_watch_end, args=(code, say), daemon=True, name="gradscope-leave").start()
 
 
+def _python_ends() -> bool:
+    """Check that the interpreter is on its way out, and waits for threads or runs exit functions."""
+    return bool(getattr(threading, "_SHUTTING_DOWN", False)) or not threading.main_thread().is_alive()
+
+
 def _watch_end(code: int, say: Callable[[str], None]) -> None:
+    while not _python_ends():  # a caller of the command line may go on
+        time.sleep(0.1)
     began = time.monotonic()
     told = False
     while (spent := time.monotonic() - began) < (_THREADS_S if threads_left() else _EXITING_S):

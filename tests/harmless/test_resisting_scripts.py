@@ -391,3 +391,25 @@ for _ in range({steps}):
     ended = _ended(tmp_path, patience)
     assert ended.returncode == 0 and "did not end" not in ended.stderr, ended.stderr
     assert ended.stdout.endswith("saved\n")
+
+
+def test_who_calls_the_command_line_and_goes_on_is_not_ended(tmp_path: Path) -> None:
+    """A program of its own, a test say, that takes SystemExit for an answer."""
+    (tmp_path / "train.py").write_text(_SETUP + "\nfor _ in range(10_000):\n    step()\n")
+    program = """
+import threading, time
+from gradscope import process
+process._TOLD_S, process._THREADS_S, process._EXITING_S = 0.1, 0.2, 0.3
+from gradscope.cli import main
+for _ in range(2):
+    try:
+        main(['profile', 'train.py', '--no-html', '--force', '--steps', '1', '--warmup', '1'])
+    except SystemExit as ended:
+        print("ended", ended.code)
+time.sleep(2)
+print("went on", flush=True)
+"""
+    ended = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.endswith("went on\n") and ended.stdout.count("ended 0") == 2
+    assert "did not end" not in ended.stderr
