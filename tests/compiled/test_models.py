@@ -67,7 +67,7 @@ def test_floating_point_operations_are_those_of_the_layers_that_are_not_compiled
 
 
 @pytest.mark.parametrize("case", COMPILED)
-def test_matmuls_are_no_estimate_and_what_is_fused_is_one(case: str, runs: dict[str, RunData]) -> None:
+def test_what_is_fused_is_an_estimate_and_no_more_than_the_layer(case: str, runs: dict[str, RunData]) -> None:
     rows = {row.path: row for row in runs[case].layers}
     assert rows["blocks.0.norm"].estimated_ns or rows["blocks.0.norm"].forward_estimated_ns
     for row in rows.values():
