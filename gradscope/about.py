@@ -137,7 +137,8 @@ def _notes(
         notes.append(f"a step holds {sum(about.optimizer_steps.values())} optimizer steps: {parts}")
     known_reasons = capture.failed.keys() | capture.left_out
     if capture.survey is None and not known_reasons & {READING_SURVEY, Survey.name, MODULE_CALLS, LINES}:
-        notes.append(f"the run ended before the survey step: no source lines and no FLOPs{_needed(capture)}")
+        compiled = ", but those of compiled graphs" if capture.compiled.graphs else ""
+        notes.append(f"the run ended before the survey step: no source lines and no FLOPs{compiled}{_needed(capture)}")
     elif (
         memory is None
         and capture.options.memory
@@ -169,6 +170,11 @@ def _of_timed_steps(capture: Capture, trace: TimedTrace) -> list[str]:
         notes.append(
             f"a backward pass runs more than {timed.passes.most_nodes:,} nodes, the most that can be "
             "inspected: the layers of its gradient accumulation, and some saved tensors, are unknown"
+        )
+    if capture.passes_compiled:
+        notes.append(
+            "compiled autograd makes one graph of each backward pass, and torch does not tell the layers of its "
+            "operations: they are outside of all modules"
         )
     if capture.left_out:
         notes.append(left_out_note(capture.left_out, capture.rows, capture.options.memory_budget))

@@ -153,6 +153,7 @@ def compiled_graphs(
             notes[ran.graph].kernels,
             graphs[ran.graph],
             frozenset(held[address] for address in ran.parameters if address in held),
+            notes[ran.graph].is_optimizer,
         )
         for number, ran in enumerate(runs)
     }

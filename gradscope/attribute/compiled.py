@@ -19,8 +19,8 @@ import numpy as np
 
 from gradscope.attribute.align_steps import Assigned
 from gradscope.attribute.cost_table import Contribution, Given
-from gradscope.attribute.nodes import nearest
-from gradscope.attribute.rows import INHERIT, Category
+from gradscope.attribute.nodes import OUTSIDE, nearest
+from gradscope.attribute.rows import INHERIT, Category, Rows
 from gradscope.attribute.survey import NO_LINE
 from gradscope.tables import CompiledGraph, EventTable, FusedNode, IntColumn, RowKind
 
@@ -131,6 +131,23 @@ def read_compiled(assigned: Assigned, graphs: Mapping[int, CompiledGraph], paths
     of_row = assigned.skeleton.levels.propagate(marks, -1).astype(np.int64)
     estimated = tuple(len({share.layer for share in each}) > 1 for each in kernels)
     return CompiledTime(of_row, tuple(kernels), estimated, len(regions), unmatched, flops)
+
+
+def with_optimizers(assigned: Assigned, graphs: Mapping[int, CompiledGraph]) -> Assigned:
+    """``assigned`` with what graphs of optimizers' steps take as the optimizer's: torch writes no row around these."""
+    table = assigned.skeleton.table
+    regions = np.flatnonzero(table.kind == RowKind.GRAPH)
+    steps = [number for number, graph in graphs.items() if graph.is_optimizer]
+    marks = np.full(len(table), INHERIT, np.int64)
+    marks[table.depth == 0] = 0
+    marks[regions[np.isin(table.argument[regions], steps)]] = 1
+    inside = assigned.skeleton.levels.propagate(marks, 0) == 1
+    inside &= np.isin(assigned.rows.category, (Category.OTHER, Category.FORWARD))
+    if not inside.any():
+        return assigned
+    category, owner = assigned.rows.category.copy(), assigned.rows.owner.copy()
+    category[inside], owner[inside] = Category.OPTIMIZER, OUTSIDE
+    return replace(assigned, rows=Rows(category, owner))
 
 
 @dataclass(frozen=True, slots=True)

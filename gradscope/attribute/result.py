@@ -10,7 +10,7 @@ import numpy as np
 
 from gradscope.attribute.align_steps import Assigned
 from gradscope.attribute.buckets import bucket_rows, give_to_layers, sent_buckets
-from gradscope.attribute.compiled import estimated_ns, give_to_origins, read_compiled
+from gradscope.attribute.compiled import estimated_ns, give_to_origins, read_compiled, with_optimizers
 from gradscope.attribute.cost_table import (
     PYTHON,
     Cells,
@@ -110,7 +110,7 @@ def build_result(
         reducers: the models of DistributedDataParallel.
         graphs: that Inductor compiled, by number.
     """
-    assigned = without_process_group(assigned)
+    assigned = with_optimizers(without_process_group(assigned), graphs or {})
     table = assigned.skeleton.table
     device = read_device(table, table.kernels) if table.kernels is not None and len(table.kernels.name) else None
     own_ns = self_times(table) if device is None else self_times(table, device.start_ns, device.end_ns)

@@ -20,7 +20,16 @@ from torch.autograd.graph import register_multi_grad_hook
 
 from gradscope import markers
 from gradscope.capture.guard import Guard
-from gradscope.compat import TraceMarker, graph_task_id, hook_dicts, swap_engine_entry, transforms_run
+from gradscope.compat import (
+    TraceMarker,
+    compiles_backward,
+    graph_task_id,
+    hook_dicts,
+    keep_eager,
+    swap_engine_entry,
+    transforms_run,
+    untraced,
+)
 from gradscope.devices import is_capturing
 
 Around = Callable[[Any], AbstractContextManager[None]]
@@ -47,6 +56,7 @@ class BackwardWatch:
         self.settled: Callable[[], None] | None = None  # after that, also when it raised: no graph task runs
         self.raised = 0  # outermost passes that ended in an error
         self.captured = 0  # outermost passes that were recorded into a CUDA graph: nothing ran, no step ends with them
+        self.compiled = 0  # outermost passes of compiled autograd
         self._counter = itertools.count()
 
     @contextmanager
@@ -77,7 +87,9 @@ class BackwardWatch:
                     with self._guard.over(STEP_ENDS):
                         self.settled()
 
-        return run_backward
+        # A function that torch.compile made may go backward: torch's own entry breaks its graph too.
+        keep_eager(run_backward)
+        return untraced(run_backward)
 
     def _row(self, args: Any, kwargs: Any) -> AbstractContextManager[object]:
         # The device is not waited for here: each kernel is told from the row that launched it, whenever it runs.
@@ -87,6 +99,9 @@ class BackwardWatch:
 
     def _surroundings(self, outermost: bool, roots: Any) -> AbstractContextManager[None]:
         around = self.around if outermost else self.nested
+        if compiles_backward():  # a hook on a parameter would be compiled into the pass
+            self.compiled += outermost
+            around = None
         if around is None:
             return nullcontext()
         return self._guard.around(BACKWARD_PASSES, lambda: around(roots))

@@ -10,7 +10,7 @@ import itertools
 import sys
 import threading
 from array import array
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from time import perf_counter_ns
 from typing import Any, NamedTuple
@@ -193,14 +193,21 @@ class CallRecorder:
             stack.callback(self._close_above, 0)
             self._watch_by_hand(stack)
             enter, leave = (self._guard.hook(MODULE_CALLS, hook) for hook in (self._enter, self._leave))
-            with self._guard.over(MODULE_CALLS):
-                keep_eager(enter)  # and the other, whose code is the same
+            keep_eager(enter)  # and the other, whose code is the same
             for handle in (
                 register_module_forward_pre_hook(enter),
                 register_module_forward_hook(leave, always_call=True),
             ):
                 stack.callback(handle.remove)
             yield
+
+    def look_for_models(self, parameters: Sequence[torch.Tensor]) -> None:
+        """A compiled function was run with these: it calls modules in which nothing is called."""
+        if self._stack.calls:
+            return
+        for label in self.registry.roots_with(parameters):
+            self.roots[label] = None
+            self.registry.note_root_call(label)
 
     def look_for_calls_by_hand(self, leaves: Iterable[torch.Tensor], models: Iterable[nn.Module]) -> None:
         """See calls that hooks do not tell of from now on, where what was called so far shows that there are some.

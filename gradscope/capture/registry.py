@@ -23,7 +23,7 @@ from torch.nn.parameter import is_lazy
 
 from gradscope.capture import byhand
 from gradscope.capture.callers import Callers
-from gradscope.tree import join, modules_of, named_modules_of, parameters_of
+from gradscope.tree import children_of, join, modules_of, named_modules_of, parameters_of
 
 
 def inner_paths(top: nn.Module) -> Iterator[tuple[str, nn.Module]]:
@@ -129,6 +129,7 @@ class ModuleRegistry:
         self.inside: dict[int, int] = {}  # id of what torch.compile made -> id of the module that it wraps
         self._lock = threading.RLock()
         self._owners: list[weakref.ref[nn.Module]] | None = None  # that the last look found; None before the first
+        self._nowhere: set[int] = set()  # ids of parameters that no module holds
         self._holders: dict[int, list[int]] = {}  # id of a parameter -> labels of the modules that hold it
 
     def get(self, module: nn.Module) -> int | None:
@@ -196,6 +197,22 @@ class ModuleRegistry:
                 if (module := self.places[label].module()) is not None
                 and any(held is tensor for held in _held_by(module))
             )
+
+    def roots_with(self, parameters: Iterable[torch.Tensor]) -> list[int]:
+        """Labels of the models that hold these parameters: of those that are not known the outermost module."""
+        with self._lock:
+            owners = {id(each): self.owners_of(each) for each in parameters}
+            missing = {number for number, labels in owners.items() if not labels} - self._nowhere
+            if missing:
+                modules = all_modules()
+                inside = {id(child) for module in modules for child in children_of(module)}
+                for top in modules:
+                    held = (id(tensor) for inner in modules_of(top) for tensor in inner._parameters.values())
+                    if id(top) not in inside and not missing.isdisjoint(held):
+                        self.add_root(top)
+                owners = {id(each): self.owners_of(each) for each in parameters}
+                self._nowhere |= {number for number, labels in owners.items() if not labels}
+            return sorted({self.places[label].root for labels in owners.values() for label in labels})
 
     def find_owners(self) -> None:
         """Look for modules that hold a called root and are never called themselves, as Lightning's are."""

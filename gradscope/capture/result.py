@@ -101,6 +101,7 @@ class Capture:
     given_way: int = 0  # steps in which the user's own profiler ran
     ranks: tuple[int, int] | None = None  # rank and number of ranks of the process group, while steps ran
     captured: int = 0  # backward passes that were recorded into CUDA graphs
+    passes_compiled: int = 0  # backward passes of compiled autograd
     left_out: list[str] = field(default_factory=list)  # of steps of many operations, see budget.py
     rows: float = 0.0  # of a timed trace that a step makes, where that led to it
     batches: dict[int, str] = field(default_factory=dict)  # label of a root -> what it was first given in the survey

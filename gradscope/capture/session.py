@@ -20,7 +20,15 @@ from gradscope.capture.modes import letting_others_leave
 from gradscope.capture.phases import EventReader, Phase, Run, StepRecorder, plan
 from gradscope.capture.result import Capture
 from gradscope.capture.survey import FlopMode, LineMode
-from gradscope.compat import graph_task_id, require_no_profiler, sequence_number, watch_profilers, watching_graphs
+from gradscope.compat import (
+    graph_task_id,
+    require_no_profiler,
+    sequence_number,
+    untraced,
+    watch_profilers,
+    watching_dynamo,
+    watching_graphs,
+)
 from gradscope.errors import UsageError
 from gradscope.process import room_for_files
 from gradscope.tables import Options, Progress
@@ -88,12 +96,13 @@ class Session:
             stack.enter_context(self.run.backward.installed())
             stack.enter_context(self.run.loaders.installed())
             stack.enter_context(watch_profilers(self._give_way, self._other_ended))
+            stack.enter_context(watching_dynamo(self._compiling, self._note_no_graphs))
             stack.enter_context(watching_graphs(self.capture.compiled, self._note_no_graphs))
             stack.enter_context(letting_others_leave(lambda mode: isinstance(mode, (LineMode, FlopMode))))
             stack.callback(self.run.sampler.stop)
             stack.callback(self.run.line_mode.release)
             # Not when the memory pass begins: that may be inside one of these hooks, which torch is iterating over.
-            note = self.run.guard.hook("recording optimizers", self.surroundings.note_optimizer)
+            note = untraced(self.run.guard.hook("recording optimizers", self.surroundings.note_optimizer))
             stack.callback(register_optimizer_step_post_hook(note).remove)
             self.backward.settled = self._settle
             stack.callback(setattr, self.backward, "settled", None)  # else the run would hold itself alive
@@ -247,6 +256,7 @@ class Session:
             self._progress.done()
             self.capture.given_way = self.steps_given_way
             self.capture.captured = self.backward.captured
+            self.capture.passes_compiled = self.backward.compiled
 
     def abandon(self) -> None:
         """Let go in a process that was forked: no profiler runs here, and what was measured is the parent's."""
@@ -325,6 +335,10 @@ class Session:
             self.boundary()
 
     # -- the user's own profiler ---------------------------------------------------------------------------------------
+
+    def _compiling(self, begins: bool) -> None:
+        if not self._closed:
+            self._progress.busy("compiling" if begins else "")
 
     def _note_no_graphs(self, error: Exception) -> None:
         self.run.guard.note(COMPILED_GRAPHS, error)

@@ -18,7 +18,7 @@ from gradscope.capture.environment import rank_and_size
 from gradscope.capture.guard import Guard
 from gradscope.capture.registry import Seen
 from gradscope.capture.result import StepsOfOptimizer
-from gradscope.compat import graph_task_id
+from gradscope.compat import graph_task_id, untraced
 from gradscope.devices import is_capturing
 from gradscope.process import note_ended_early
 
@@ -193,7 +193,8 @@ class StepFinder:
         """Watch every optimizer and every backward pass while the block runs."""
         with self._guard.over(STEP_ENDS):
             self._others.update(_optimizers())
-        handle = register_optimizer_step_post_hook(self._guard.hook(STEP_ENDS, self._stepped))
+        # Of a step that torch.compile compiles too, which is no graph as a whole in any case.
+        handle = register_optimizer_step_post_hook(untraced(self._guard.hook(STEP_ENDS, self._stepped)))
         self._session.backward.ended = self._went_backward
         try:
             yield

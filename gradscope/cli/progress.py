@@ -28,6 +28,8 @@ class StderrProgress(Progress):
         self._total: int | None = None
         self._step = 0
         self._drawn = 0.0
+        self._busy = ""
+        self._told: set[str] = set()  # what the program was busy with, where lines are not drawn again
 
     def phase(self, name: str, total: int | None = None) -> None:
         self._name, self._total, self._step = name, total, 0
@@ -46,6 +48,14 @@ class StderrProgress(Progress):
     def say(self, text: str) -> None:
         self._write(f"{_CLEAR_LINE if self._live else ''}gradscope: {text}\n")
 
+    def busy(self, name: str) -> None:
+        self._busy = name
+        if self._live:
+            self._draw()
+        elif name and name not in self._told:
+            self._told.add(name)
+            self._write(f"gradscope: {self._name}: {name}\n")
+
     def done(self) -> None:
         if self._live:
             self._write(_CLEAR_LINE)
@@ -53,7 +63,8 @@ class StderrProgress(Progress):
     def _draw(self) -> None:
         self._drawn = time.monotonic()
         steps = "" if self._total is None else f" {self._step}/{self._total}"
-        self._write(f"{_CLEAR_LINE}gradscope: {self._name}{steps}")
+        busy = f", {self._busy}" if self._busy else ""
+        self._write(f"{_CLEAR_LINE}gradscope: {self._name}{steps}{busy}")
 
     def _write(self, text: str) -> None:
         with contextlib.suppress(OSError, ValueError):  # nobody reads it: the run goes on

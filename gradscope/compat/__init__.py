@@ -12,6 +12,7 @@ from gradscope.compat.checks import (
     check,
     require,
 )
+from gradscope.compat.dynamo import compiles_backward, keep_eager, untraced, watching_dynamo
 from gradscope.compat.engine import (
     checkpoint_frame,
     has_global_module_hooks,
@@ -23,7 +24,7 @@ from gradscope.compat.engine import (
     swap_engine_entry,
 )
 from gradscope.compat.flops import flop_formulas
-from gradscope.compat.inductor import GraphWatch, keep_eager, watching_graphs
+from gradscope.compat.inductor import GraphWatch, watching_graphs
 from gradscope.compat.private import (
     SavedTensor,
     dispatch_depth,
@@ -62,6 +63,7 @@ __all__ = [
     "TraceMarker",
     "check",
     "checkpoint_frame",
+    "compiles_backward",
     "dispatch_depth",
     "dispatch_modes",
     "end_range",
@@ -94,7 +96,9 @@ __all__ = [
     "tracing_state",
     "transform_running",
     "transforms_run",
+    "untraced",
     "watch_profilers",
+    "watching_dynamo",
     "watching_graphs",
     "without_rows",
 ]

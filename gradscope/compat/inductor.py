@@ -8,17 +8,14 @@ from __future__ import annotations
 
 import functools
 import importlib
-import importlib.abc
-import importlib.util
 import math
+import os
 import re
 import sys
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from importlib.machinery import ModuleSpec
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -26,12 +23,16 @@ from torch.fx.node import map_arg
 from torch.utils._pytree import tree_map_only
 
 from gradscope import markers
+from gradscope.compat.dynamo import once_imported
 from gradscope.compat.flops import flop_formulas
 from gradscope.tables import CalledFrom, GraphNote, GraphRun, NodeNote
 
 _COMPILE = "torch._inductor.compile_fx"
 _HANDLE = re.compile(r"(?P<kernel>.*):(?P<order>\d+)")
 _FRAME = re.compile(r'File "(?P<file>[^"\n]+)", line (?P<line>\d+), in (?P<function>.+)')
+
+_OPTIMIZERS = os.path.join("torch", "optim", "")  # in the path of a file
+_FORWARD = ("is_forward", "must_be_in_forward")
 
 # While graphs are noted. A graph that a cache holds has no nodes any more; what its code was compiled to stays cached.
 _SETTINGS: tuple[tuple[str, str, Any], ...] = (
@@ -40,19 +41,6 @@ _SETTINGS: tuple[tuple[str, str, Any], ...] = (
     ("torch._inductor.config", "fx_graph_cache", False),
     ("torch._functorch.config", "enable_autograd_cache", False),
 )
-
-
-def keep_eager(function: Any) -> None:
-    """Let Dynamo run a function, and what it calls, as they are, where code calls it that is not compiled.
-
-    Below ``torch.compile`` it looks at every frame, also those behind a graph break: a hook of gradscope's would be
-    compiled, to nothing. What it traces through is not changed.
-    """
-    if "torch._dynamo" not in sys.modules:
-        return
-    types: Any = sys.modules["torch._dynamo.types"]
-    skip = types.FrameExecStrategy(types.FrameAction.SKIP, types.FrameAction.SKIP)
-    torch._C._dynamo.eval_frame.set_code_exec_strategy(function.__code__, skip)  # type: ignore[attr-defined]
 
 
 class GraphWatch:
@@ -64,15 +52,18 @@ class GraphWatch:
     def __init__(self) -> None:
         self.graphs: list[GraphNote] = []
         self.runs: list[GraphRun] = []  # each once
+        self.told: Callable[[Sequence[torch.Tensor]], Any] | None = None  # of the parameters of a run that is new
         self._known: dict[GraphRun, int] = {}
 
     def run(self, number: int, inputs: Sequence[Any]) -> int:
         """The number of a run of that graph."""
-        parameters = (each for each in inputs if isinstance(each, torch.nn.Parameter))
+        parameters = [each for each in inputs if isinstance(each, torch.nn.Parameter)]
         ran = GraphRun(number, tuple(each.data_ptr() for each in parameters))
         if ran not in self._known:
             self._known[ran] = len(self.runs)
             self.runs.append(ran)
+            if self.told is not None and parameters:
+                self.told(parameters)
         return self._known[ran]
 
 
@@ -93,47 +84,8 @@ def watching_graphs(watch: GraphWatch, failed: Callable[[Exception], None]) -> I
             except Exception as error:
                 failed(error)
 
-        if _COMPILE in sys.modules:
-            begin()
-        else:
-            finder = _AtImport(_COMPILE, begin)
-            sys.meta_path.insert(0, finder)
-            stack.callback(finder.forget)
-        yield
-
-
-class _AtImport(importlib.abc.MetaPathFinder):
-    """Calls a function once a module has been imported."""
-
-    def __init__(self, name: str, then: Callable[[], None]) -> None:
-        self._name, self._then = name, then
-        self._looking = False
-
-    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
-        if name != self._name or self._looking:
-            return None
-        self._looking = True  # the finders behind this one
-        try:
-            spec = importlib.util.find_spec(name)
-        finally:
-            self._looking = False
-        if spec is None or spec.loader is None:
-            return None
-        loader: Any = spec.loader
-        original = loader.exec_module
-
-        def exec_module(module: ModuleType) -> None:
-            loader.exec_module = original
-            self.forget()
-            original(module)
-            self._then()
-
-        loader.exec_module = exec_module
-        return spec
-
-    def forget(self) -> None:
-        if self in sys.meta_path:
-            sys.meta_path.remove(self)
+        with once_imported(_COMPILE, begin):
+            yield
 
 
 @contextmanager
@@ -224,23 +176,31 @@ def _noted(graph: Any, before: int, earlier: Mapping[str, NodeNote]) -> GraphNot
     made_of: Mapping[str, Sequence[str]] = debug._inductor_triton_kernel_to_post_grad_node_info
     found = [(match, names) for text, names in made_of.items() if (match := _HANDLE.fullmatch(text))]
     kernels = sorted((int(match["order"]), match["kernel"], tuple(names)) for match, names in found)
+    nodes = {node.name: _with_origin(node, _node(node), earlier) for node in graph.graph.nodes}
     return GraphNote(
         kernels=tuple((name, names) for order, name, names in kernels if order > before),  # as in the generated code
-        nodes={node.name: _with_origin(node, _node(node), earlier) for node in graph.graph.nodes},
+        nodes=nodes,
+        is_optimizer=_is_optimizer(nodes.values()),
     )
+
+
+def _is_optimizer(nodes: Iterable[NodeNote]) -> bool:
+    """Check that a graph is the step of one of torch's optimizers: all that is from a line is from one of its."""
+    frames = [node.frames for node in nodes if node.frames]
+    return bool(frames) and all(any(_OPTIMIZERS in file for file, _, _ in each) for each in frames)
 
 
 def _node(node: Any) -> NodeNote:
     meta = node.meta
     held = meta.get("fwd_nn_module_stack") or meta.get("nn_module_stack") or {}
-    backward = meta.get("partitioner_tag") == "is_backward"
     return NodeNote(
         modules=tuple(_called_from(key, *value) for key, value in held.items()),
         frames=tuple(
             (match["file"], int(match["line"]), match["function"].strip())
             for match in _FRAME.finditer(meta.get("stack_trace") or "")
         ),
-        forward=not backward and node.op == "call_function",
+        # What has no tag is backward: parts of a custom Function's, and of what a pass has put there.
+        forward=meta.get("partitioner_tag") in _FORWARD and node.op == "call_function",
         is_view=node.op == "call_function" and _is_view(node.target),
         bytes=_bytes(meta.get("val")),
         flops=_flops(node),

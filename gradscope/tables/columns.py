@@ -219,10 +219,12 @@ class GraphNote:
     Attributes:
         kernels: in the order of the generated code, of each its name and those of the nodes that it computes.
         nodes: by name.
+        is_optimizer: it is an optimizer's step.
     """
 
     kernels: tuple[tuple[str, tuple[str, ...]], ...]
     nodes: Mapping[str, NodeNote]
+    is_optimizer: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,6 +266,7 @@ class CompiledGraph:
     kernels: tuple[tuple[str, tuple[str, ...]], ...]
     nodes: Mapping[str, FusedNode]
     holders: frozenset[int] = frozenset()
+    is_optimizer: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,5 +63,8 @@ class Progress:
     def say(self, text: str) -> None:
         """Something that the user should know now, in one line."""
 
+    def busy(self, name: str) -> None:
+        """The program does something else now that takes long, and no step ends: "compiling"; empty: it is over."""
+
     def done(self) -> None:
         """The run is over, also when it failed."""

@@ -5,14 +5,17 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._dynamo.utils import get_compilation_metrics
 
 import gradscope
 
 WIDTH = 32
+PACKAGE = str(Path(gradscope.__file__).parent)
 
 
 class Block(nn.Module):
@@ -63,6 +66,43 @@ def function(model: Model) -> Callable[[Tensor], Tensor]:
     return loss_of
 
 
+def whole_pass(model: Model) -> Callable[[Tensor], Tensor]:
+    """Backward too: with compiled autograd one graph of its own."""
+    torch._dynamo.config.compiled_autograd = True
+
+    @torch.compile
+    def train(tokens: Tensor) -> Tensor:
+        loss: Tensor = model(tokens)
+        loss.backward()
+        return loss
+
+    return train
+
+
+class Squared(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x * x.sigmoid()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        gate = x.sigmoid()
+        return gradient * (gate + x * gate * (1 - gate))
+
+
+class Gate(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return Squared.apply(x)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def custom(model: Model) -> Callable[[Tensor], Tensor]:
+    for block in model.blocks:
+        block.norm = Gate()  # type: ignore[assignment]
+    return torch.compile(model)
+
+
 CASES: dict[str, Callable[[Model], Callable[[Tensor], Tensor]]] = {
     "eager": lambda model: model,
     "whole": whole,
@@ -70,6 +110,10 @@ CASES: dict[str, Callable[[Model], Callable[[Tensor], Tensor]]] = {
     "dynamic": dynamic,
     "broken": whole,
     "function": function,
+    "unnamed": function,  # nobody says which model it is of, and no module is called
+    "optimizer": whole,  # its step is compiled too
+    "autograd": whole_pass,
+    "custom": custom,
 }
 
 
@@ -80,20 +124,26 @@ def run(case: str, folder: Path) -> None:
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
     tokens = torch.randint(0, 64, (8, 32))
     before = settings()
-    with gradscope.profiling(model, steps=3, warmup=2) as prof:
+    with gradscope.profiling(None if case == "unnamed" else model, steps=3, warmup=2) as prof:
         step = CASES[case](model)
+        update = torch.compile(optimizer.step) if case == "optimizer" else optimizer.step
         while not prof.step():
-            step(tokens).backward()
-            optimizer.step()
+            loss = step(tokens)
+            if case != "autograd":
+                loss.backward()
+            update()
             optimizer.zero_grad()
     prof.report.save(folder / f"{case}.json", force=True)
     assert settings() == before, "gradscope left Inductor's settings changed"
+    ours = {each.co_filename for each in get_compilation_metrics() if PACKAGE in str(each.co_filename)}
+    assert not ours, f"Dynamo has compiled gradscope's own code, in {ours}"
 
 
 def settings() -> list[object]:
     import torch._functorch.config as functorch
     import torch._inductor.compile_fx as compile_fx
     import torch._inductor.config as inductor
+    from torch._dynamo.callback import callback_handler
 
     return [
         inductor.trace.provenance_tracking_level,
@@ -101,6 +151,8 @@ def settings() -> list[object]:
         inductor.fx_graph_cache,
         functorch.enable_autograd_cache,
         compile_fx._InProcessFxCompile.codegen_and_compile,
+        len(callback_handler.start_callbacks),
+        len(callback_handler.end_callbacks),
     ]
 
 

@@ -67,6 +67,8 @@ class Timed(Phase):
         if not list(self.run.surroundings.models()):
             exits.callback(self.run.capture.registry.find_owners)
             self._find_owners = True
+        self.run.capture.compiled.told = self.run.guard.hook(MODULE_CALLS, self._timed.recorder.look_for_models)
+        exits.callback(setattr, self.run.capture.compiled, "told", None)
         exits.callback(self._timed.passes.forget)
         with self.run.guard.over(TENSOR_HOOKS):
             exits.enter_context(self._hooks.marking())

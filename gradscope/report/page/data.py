@@ -36,6 +36,8 @@ _LAYER_NUMBERS = (
     "accumulate_ns",
     "gradient_sum_ns",
     "hook_ns",
+    "estimated_ns",
+    "forward_estimated_ns",
     "device_ns",
     "idle_ns",
     "forward_flops",

@@ -14,6 +14,7 @@ import {
   shorten,
   visible,
 } from "./format.js";
+import { estimatedWords, hasEstimates } from "./estimated.js";
 import { findingLinks } from "./findings.js";
 import { limitWords, limitedOf } from "./limits.js";
 import { ancestry, backwardRatio, layerOf, nameWithRepeats, walkTree } from "./nodes.js";
@@ -226,7 +227,7 @@ function layerFacts(run, node) {
   const facts = [];
   const parameters = sumOf("parameters");
   if (parameters) facts.push(`${formatCount(parameters)} parameters of its own`);
-  facts.push(node.calls > 0 ? `${formatCalls(node.calls)} call${node.calls === 1 ? "" : "s"} a step` : "never called");
+  facts.push(callWords(run, node));
   const ratio = backwardRatio(node.total);
   if (ratio !== null) facts.push(`backward is ${formatRatio(ratio)} forward`);
   const parts = {
@@ -239,6 +240,7 @@ function layerFacts(run, node) {
     const value = sumOf(column);
     if (value) facts.push(`${words} ${formatTime(value)}`);
   }
+  facts.push(...estimatedWords(run, node));
   const peaks = run.columns.peak_bytes;
   if (peaks) facts.push(`raises memory by up to ${formatBytes(Math.max(...layers.map((layer) => peaks[layer] ?? 0)))}`);
   const copied = sumOf("copied_bytes");
@@ -251,6 +253,16 @@ function layerFacts(run, node) {
   const tied = layers.flatMap((layer) => run.tied[layer] ?? []);
   if (tied.length > 0) facts.push(`shares ${tied.slice(0, 3).join(", ")}${tied.length > 3 ? " …" : ""}`);
   return element("p", { class: "facts" }, visible(shorten(facts.join(" · "), 2000)));
+}
+
+/**
+ * @param {Run} run
+ * @param {Node} node
+ */
+function callWords(run, node) {
+  if (node.calls > 0) return `${formatCalls(node.calls)} call${node.calls === 1 ? "" : "s"} a step`;
+  // No module is called there: its operations are a part of the graph.
+  return hasEstimates(run) && node.total[FORWARD] + node.total[BACKWARD] > 0 ? "in compiled code" : "never called";
 }
 
 /**

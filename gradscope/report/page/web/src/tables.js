@@ -2,6 +2,7 @@
 
 import { hasRoofline } from "./roofline.js";
 import { changeOf, isCompared, sumOfChanges } from "./change.js";
+import { estimatedShare, hasEstimates } from "./estimated.js";
 import { hasFindings } from "./findings.js";
 import { formatCalls, formatRatio } from "./format.js";
 import { boundBy, formatPercent, hasLimits, limitTime, limitedOf, reachedOf } from "./limits.js";
@@ -80,6 +81,9 @@ const LIMIT_COLUMNS = [
   { key: "bound", label: "Bound by", kind: "text", isShort: true, rank: 2 },
 ];
 
+/** @type {Column} */
+const ESTIMATED_COLUMN = { key: "estimated", label: "Estimated", kind: "number", format: formatPercent, rank: 2 };
+
 /** @param {Scene} scene @returns {Table} */
 function layersTable(scene) {
   const { run, tree, state, zoom, found } = scene;
@@ -99,6 +103,7 @@ function layersTable(scene) {
         limit: limitTime(limited),
         reached: reachedOf(limited),
         bound: boundBy(limited),
+        estimated: gone ? null : estimatedShare(run, node, state.metric, !state.subtree),
         ratio: node.kind === "part" ? null : backwardRatio(amounts),
         saved: run.memory && !gone ? amounts[SAVED] : null,
         ...changeCells(change),
@@ -120,6 +125,7 @@ function layersTable(scene) {
     forward,
     backward,
     ...(limits ? LIMIT_COLUMNS : []),
+    ...(!compared && state.metric !== "saved" && hasEstimates(run) ? [ESTIMATED_COLUMN] : []),
     ...(compared ? [] : [/** @type {Column} */ ({ ...RATIO_COLUMN, rank: limits ? 1 : 2 })]),
     ...saved,
     ...changeColumns(run, state.metric),

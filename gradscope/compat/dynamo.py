@@ -1,0 +1,151 @@
+"""Dynamo, from the moment that the program has it: what it leaves alone, and when it compiles.
+
+It is never imported for this: it takes a second. Below a function that torch.compile made Dynamo looks at every frame,
+also at those behind a graph break and of hooks, and compiles it.
+
+Source: torch/_dynamo/eval_frame.py, decorators.py (``disable``) and callback.py, as of torch 2.11 to 2.13.
+"""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.util
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from importlib.machinery import ModuleSpec
+from types import CodeType, ModuleType
+from typing import Any
+
+import torch
+
+DYNAMO = "torch._dynamo"
+
+_eager: set[CodeType] = set()  # of what is left alone, once Dynamo is there
+
+
+def keep_eager(function: Any) -> None:
+    """Let Dynamo run a function, and what it calls, as they are, where code calls it that is not compiled.
+
+    What it traces through on the way, a hook of a module that it compiles say, is not changed: see :func:`untraced`.
+    """
+    _eager.add(function.__code__)
+    if DYNAMO in sys.modules:
+        with suppress(Exception):  # of another torch: watching_dynamo tells of it
+            _leave_alone(function.__code__)
+
+
+def _leave_alone(code: CodeType) -> None:
+    types: Any = sys.modules["torch._dynamo.types"]
+    skip = types.FrameExecStrategy(types.FrameAction.SKIP, types.FrameAction.SKIP)
+    torch._C._dynamo.eval_frame.set_code_exec_strategy(code, skip)  # type: ignore[attr-defined]
+
+
+def untraced(function: Callable[..., Any]) -> Callable[..., Any]:
+    """``function`` as Dynamo calls it and never looks into it: the graph that it compiles is broken there.
+
+    Where a program may not have a break (``fullgraph=True``) this ends it.
+    """
+    called = function
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        nonlocal called
+        if called is function and DYNAMO in sys.modules:
+            called = sys.modules[DYNAMO].disable(function)
+        return called(*args, **kwargs)
+
+    keep_eager(call)
+    return call
+
+
+def compiles_backward() -> bool:
+    """Check that compiled autograd makes one graph of the backward pass that runs, hooks and all."""
+    return bool(getattr(sys.modules.get("torch._dynamo.compiled_autograd"), "compiled_autograd_enabled", False))
+
+
+@contextmanager
+def watching_dynamo(compiling: Callable[[bool], None], failed: Callable[[Exception], None]) -> Iterator[None]:
+    """Keep away from Dynamo what :func:`keep_eager` was called for, and tell when it compiles, until the block is left.
+
+    Args:
+        compiling: called with True when a compilation begins, of a frame, of the backward pass, or by autotuning; with
+            False when that has ended.
+        failed: called with an error, where this torch does not have what is used; the program goes on.
+    """
+
+    def begins(_args: Any) -> None:
+        compiling(True)
+
+    def ends(_args: Any) -> None:
+        compiling(False)
+
+    registered: list[Any] = []
+
+    def begin() -> None:
+        try:
+            for code in _eager:
+                _leave_alone(code)
+            handler = sys.modules["torch._dynamo.callback"].callback_handler
+            handler.register_start_callback(begins)
+            handler.register_end_callback(ends)
+            registered.append(handler)
+        except Exception as error:
+            failed(error)
+
+    with once_imported(DYNAMO, begin):
+        try:
+            yield
+        finally:
+            for handler in registered:
+                for callbacks, callback in ((handler.start_callbacks, begins), (handler.end_callbacks, ends)):
+                    if callback in callbacks:  # the program may have cleared them
+                        callbacks.remove(callback)
+
+
+@contextmanager
+def once_imported(name: str, then: Callable[[], None]) -> Iterator[None]:
+    """Call a function as soon as a module is there: now, or when the program imports it before the block is left."""
+    if name in sys.modules:
+        then()
+        yield
+        return
+    finder = _AtImport(name, then)
+    sys.meta_path.insert(0, finder)
+    try:
+        yield
+    finally:
+        finder.forget()
+
+
+class _AtImport(importlib.abc.MetaPathFinder):
+    """Calls a function once a module has been imported."""
+
+    def __init__(self, name: str, then: Callable[[], None]) -> None:
+        self._name, self._then = name, then
+        self._looking = False
+
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+        if name != self._name or self._looking:
+            return None
+        self._looking = True  # the finders behind this one
+        try:
+            spec = importlib.util.find_spec(name)
+        finally:
+            self._looking = False
+        if spec is None or spec.loader is None:
+            return None
+        loader: Any = spec.loader
+        original = loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            loader.exec_module = original
+            self.forget()
+            original(module)
+            self._then()
+
+        loader.exec_module = exec_module
+        return spec
+
+    def forget(self) -> None:
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
