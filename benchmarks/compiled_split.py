@@ -96,14 +96,10 @@ def fused_kernels(graph: fx.GraphModule, note: GraphNote) -> list[tuple[dict[Any
     """Of each kernel of several layers the seconds that each layer's part takes alone, and gradscope's weights."""
     layers: dict[str, int] = {}
     nodes = {
-        name: FusedNode(
+        name: FusedNode.of(
+            node,
             layer=layers.setdefault(node.modules[-1].path, len(layers)) if node.modules else -1,
             line=0 if node.frames else -1,
-            again=node.forward,
-            is_view=node.is_view,
-            bytes=node.bytes,
-            inputs=node.inputs,
-            op=node.op,
         )
         for name, node in note.nodes.items()
     }

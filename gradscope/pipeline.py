@@ -247,7 +247,8 @@ def _read_run(
     trace = read_timed(capture, known, progress)
     # What a later pass noted is added to what was timed; where that fails, the times stand without it.
     guard = Guard(capture.failed)
-    memory_pass = MemoryPassOnce(capture.memory, trace.names, trace.parents, guard)
+    graphs = partial(compiled_graphs, capture.compiled.graphs, capture.compiled.runs, trace.names)
+    memory_pass = MemoryPassOnce(capture.memory, trace.names, trace.parents, guard, graphs)
     result = _timed_with_survey(capture, trace, memory_pass, guard)
     if result is None:
         capture.survey = None

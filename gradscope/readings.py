@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import linecache
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -132,20 +132,7 @@ def compiled_graphs(
         return -1
 
     graphs = [
-        {
-            name: FusedNode(
-                layer=layer_of(node),
-                line=line_of(node),
-                again=node.forward,
-                is_view=node.is_view,
-                bytes=node.bytes,
-                inputs=node.inputs,
-                flops=node.flops,
-                op=node.op,
-            )
-            for name, node in note.nodes.items()
-        }
-        for note in notes
+        {name: FusedNode.of(node, layer_of(node), line_of(node)) for name, node in note.nodes.items()} for note in notes
     ]
     held = names.layers_by_address() if runs else {}
     return {
@@ -153,6 +140,7 @@ def compiled_graphs(
             notes[ran.graph].kernels,
             graphs[ran.graph],
             frozenset(held[address] for address in ran.parameters if address in held),
+            notes[ran.graph].inputs,
             notes[ran.graph].is_optimizer,
         )
         for number, ran in enumerate(runs)
@@ -212,15 +200,23 @@ def read_memory_pass(found: MemoryPass, names: ModuleNames, parents: Sequence[in
 class MemoryPassOnce:
     """The memory pass, whose trace is read once, by whoever needs it first: the lines of the timed steps, or memory."""
 
-    def __init__(self, found: MemoryPass | None, names: ModuleNames, parents: Sequence[int], guard: Guard) -> None:
-        self._found, self._names, self._parents, self._guard = found, names, parents, guard
+    def __init__(
+        self,
+        found: MemoryPass | None,
+        names: ModuleNames,
+        parents: Sequence[int],
+        guard: Guard,
+        graphs: Callable[[list[LineInfo]], dict[int, CompiledGraph]] | None = None,
+    ) -> None:
+        self._found, self._names, self._parents, self._guard, self._graphs = found, names, parents, guard, graphs
         self._input: MemoryInput | None = None
 
     def input(self) -> MemoryInput:
         """Return the input of the memory's attribution; only where there was a memory pass."""
         assert self._found is not None
         if self._input is None:
-            self._input = _memory_input(self._found, self._names, self._parents)
+            found = _memory_input(self._found, self._names, self._parents)
+            self._input = found if self._graphs is None else replace(found, graphs=self._graphs(self._found.lines))
         return self._input
 
     def steps(self, lines: list[LineInfo]) -> list[Traced]:

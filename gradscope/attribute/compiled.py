@@ -10,6 +10,7 @@ Compilation (ASPLOS 2024), on fusion; S. Williams et al., Roofline (CACM 2009), 
 
 from __future__ import annotations
 
+import sys
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -36,6 +37,7 @@ _COMPUTING = {
 # Kernels that Inductor generates, by how their names begin; all others are operations of torch's.
 _GENERATED = ("cpp_", "triton_")
 _OPERATIONS = (RowKind.OP, RowKind.ADD, RowKind.COMMUNICATION)
+_LAST = sys.maxsize
 _T = TypeVar("_T")
 _SCALE = 1 << 20  # of shares: whole numbers split a nanosecond's sum exactly
 
@@ -67,6 +69,8 @@ class CompiledTime:
         regions: how many times graphs ran.
         unmatched: how many of these ran other kernels than they were compiled to.
         flops: of the measured steps, by layer and whether in backward.
+        readers: of a run, by its number and the layer that ran it, the layer and line that read each of its inputs:
+            of several the first in forward; None where nothing does.
     """
 
     of_row: IntColumn
@@ -75,6 +79,7 @@ class CompiledTime:
     regions: int
     unmatched: int
     flops: Mapping[tuple[int, bool], int]
+    readers: Mapping[tuple[int, int], tuple[tuple[int, int] | None, ...]]
 
     def notes(self) -> list[str]:
         """What the report must say."""
@@ -130,7 +135,13 @@ def read_compiled(assigned: Assigned, graphs: Mapping[int, CompiledGraph], paths
     marks[np.array(rows, np.int64)] = np.arange(len(rows))
     of_row = assigned.skeleton.levels.propagate(marks, -1).astype(np.int64)
     estimated = tuple(len({share.layer for share in each}) > 1 for each in kernels)
-    return CompiledTime(of_row, tuple(kernels), estimated, len(regions), unmatched, flops)
+    readers = {
+        (number, caller): tuple(
+            None if each is None else (caller if each[0] is None else each[0], each[1]) for each in here.readers
+        )
+        for (number, caller), here in known.items()
+    }
+    return CompiledTime(of_row, tuple(kernels), estimated, len(regions), unmatched, flops, readers)
 
 
 def with_optimizers(assigned: Assigned, graphs: Mapping[int, CompiledGraph]) -> Assigned:
@@ -157,6 +168,7 @@ class _Known:
     names: tuple[str, ...]
     shares: tuple[tuple[Share, ...], ...]
     flops: Mapping[int | None, int]
+    readers: tuple[tuple[int | None, int] | None, ...]  # of each input the layer and line that read it first
 
     @classmethod
     def of(cls, graph: CompiledGraph, moved: _Moved) -> _Known:
@@ -172,7 +184,18 @@ class _Known:
                 for kernel, names in graph.kernels
             ),
             flops,
+            tuple(_reader(nodes, name, moved) for name in graph.inputs),
         )
+
+
+def _reader(nodes: _Nodes, name: str, moved: _Moved) -> tuple[int | None, int] | None:
+    """The layer and line of the node that reads an input, of several that which comes first in forward."""
+    reading = [nodes.by_name[user] for user in nodes.users.get(name, ()) if user in nodes.by_name]
+    reading = [node for node in reading if node.layer >= 0 or node.line >= 0]
+    if not reading:
+        return None
+    first = min(reading, key=lambda node: node.sequence if node.sequence >= 0 else _LAST)
+    return moved.layer(first.layer), first.line if first.line >= 0 else NO_LINE
 
 
 def give_to_origins(assigned: Assigned, parts: Sequence[Contribution], compiled: CompiledTime) -> list[Contribution]:
@@ -290,7 +313,7 @@ def shares_of(nodes: _Nodes, names: Sequence[str], moved: _Moved, *, computing: 
     made = {name: node for name, node in known.items() if not node.is_view}
     parts: dict[tuple[int | None, bool], list[str]] = defaultdict(list)
     for name, node in (made or known).items():  # of views alone: what is copied for them
-        parts[moved.layer(node.layer), node.again].append(name)
+        parts[moved.layer(node.layer), node.forward].append(name)
     moves = {part: nodes.weight(names, computing=computing) for part, names in parts.items()}
     if not any(moves.values()):
         moves = dict.fromkeys(moves, 1)

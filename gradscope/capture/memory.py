@@ -34,7 +34,7 @@ from gradscope.capture.storages import (
     tensors_in,
 )
 from gradscope.capture.survey import GraphTracer, LineTracer
-from gradscope.compat import TraceMarker, live_device_blocks
+from gradscope.compat import TraceMarker, current_node_number, live_device_blocks
 from gradscope.tables import EventTable, GraphNode, LineInfo, Role, SavedTensor, Sighting, SpanTable
 from gradscope.tree import modules_of
 
@@ -112,6 +112,7 @@ class MemoryTracer:
         self._around = around
         self._marks = 0
         self.batches: dict[int, list[str]] = {}  # label of a root -> what it was called with in the last step
+        self._unread: dict[tuple[int, int], list[int]] = {}  # (node's number, address) -> indices of ``saved``
         self._inputs: set[int] = set()  # addresses of what models were called with in this step
         self._graphs = GraphReader()
         self._reader = StorageReader()
@@ -131,8 +132,19 @@ class MemoryTracer:
         """Note what the graph below ``roots`` holds, and the gradients once it has run."""
         with self.graph.tracing(roots, self._begin_backward):
             yield
+        self._unread.clear()
         with self._marking() as mark:
             self._see(mark, self._gradients())
+
+    def note_reads(self, run: int, inputs: Sequence[Any]) -> None:
+        """A compiled graph runs with these; what the node that runs it has kept it reads."""
+        number = current_node_number()
+        if number < 0 or not self._unread:
+            return
+        for place, value in enumerate(inputs):
+            for note in self._reader.storages(value) if is_tensor(value) else ():
+                for index in self._unread.pop((number, note.pointer), ()):
+                    self.saved[index] = replace(self.saved[index], reader=(run, place))
 
     def see_all(self) -> None:
         """Note every tensor of the process: what it is where that is known, that it is there otherwise."""
@@ -206,6 +218,7 @@ class MemoryTracer:
 
     def _note_saved(self, mark: int, kept: KeptStorage, note: StorageNote) -> None:
         shape, dtype = sizes_of(kept.tensor)
+        self._unread.setdefault((kept.sequence, note.pointer), []).append(len(self.saved))
         self.saved.append(
             SavedTensor(mark, kept.sequence, kept.node, kept.what, note.pointer, note.bytes, shape, dtype)
         )

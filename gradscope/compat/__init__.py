@@ -15,6 +15,7 @@ from gradscope.compat.checks import (
 from gradscope.compat.dynamo import compiles_backward, keep_eager, untraced, watching_dynamo
 from gradscope.compat.engine import (
     checkpoint_frame,
+    current_node_number,
     has_global_module_hooks,
     held_by_checkpoint,
     hook_dicts,
@@ -64,6 +65,7 @@ __all__ = [
     "check",
     "checkpoint_frame",
     "compiles_backward",
+    "current_node_number",
     "dispatch_depth",
     "dispatch_modes",
     "end_range",

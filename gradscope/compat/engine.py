@@ -91,6 +91,12 @@ def swap_engine_entry(wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) 
             module._engine_run_backward = original
 
 
+def current_node_number() -> int:
+    """The sequence number of the autograd node that runs on this thread; -1 outside of all."""
+    node = torch._C._current_autograd_node()
+    return -1 if node is None else int(node._sequence_nr())
+
+
 def has_global_module_hooks() -> bool:
     """Check that a hook on all modules of the process is registered, by anybody."""
     return bool(torch.nn.modules.module._has_any_global_hook())  # type: ignore[no-untyped-call]

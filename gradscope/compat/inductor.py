@@ -53,6 +53,7 @@ class GraphWatch:
         self.graphs: list[GraphNote] = []
         self.runs: list[GraphRun] = []  # each once
         self.told: Callable[[Sequence[torch.Tensor]], Any] | None = None  # of the parameters of a run that is new
+        self.reads: Callable[[int, Sequence[Any]], None] | None = None  # told of each run what it is run with
         self._known: dict[GraphRun, int] = {}
 
     def run(self, number: int, inputs: Sequence[Any]) -> int:
@@ -64,6 +65,8 @@ class GraphWatch:
             self.runs.append(ran)
             if self.told is not None and parameters:
                 self.told(parameters)
+        if self.reads is not None:
+            self.reads(self._known[ran], inputs)
         return self._known[ran]
 
 
@@ -180,6 +183,7 @@ def _noted(graph: Any, before: int, earlier: Mapping[str, NodeNote]) -> GraphNot
     return GraphNote(
         kernels=tuple((name, names) for order, name, names in kernels if order > before),  # as in the generated code
         nodes=nodes,
+        inputs=tuple(node.name for node in graph.graph.nodes if node.op == "placeholder"),
         is_optimizer=_is_optimizer(nodes.values()),
     )
 
@@ -206,6 +210,7 @@ def _node(node: Any) -> NodeNote:
         flops=_flops(node),
         op=getattr(getattr(node.target, "overloadpacket", node.target), "__name__", ""),
         inputs=tuple(each.name for each in node.all_input_nodes),
+        sequence=meta.get("seq_nr", -1),
     )
 
 

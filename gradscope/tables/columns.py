@@ -6,7 +6,7 @@ Made by ``capture`` and ``trace``, consumed by ``attribute``.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import IntEnum
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -187,29 +187,40 @@ class CalledFrom:
     class_name: str
 
 
-@dataclass(frozen=True, slots=True)
-class NodeNote:
-    """One node of a graph that Inductor compiled.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompiledNode:
+    """What one node of a compiled graph computes.
 
     Attributes:
-        modules: around it, outermost first; in backward those around the forward node that it is of.
-        frames: of Python, (file, line, function), innermost last; those of the forward node, too.
         forward: it is of forward; in a graph of backward it is computed again.
         is_view: it computes nothing.
         bytes: of what it makes.
         inputs: names of the nodes that it reads.
         flops: by torch's own formulas.
         op: the operation's name without overload, ``mm``; empty for an input.
+        sequence: number of the autograd node that it is of, in the order of forward; -1 for none.
     """
 
-    modules: tuple[CalledFrom, ...]
-    frames: tuple[tuple[str, int, str], ...]
     forward: bool
     is_view: bool
     bytes: int
     inputs: tuple[str, ...]
     flops: int = 0
     op: str = ""
+    sequence: int = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeNote(CompiledNode):
+    """One node of a graph that Inductor compiled, and where it is from.
+
+    Attributes:
+        modules: around it, outermost first; in backward those around the forward node that it is of.
+        frames: of Python, (file, line, function), innermost last; those of the forward node, too.
+    """
+
+    modules: tuple[CalledFrom, ...]
+    frames: tuple[tuple[str, int, str], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,11 +230,13 @@ class GraphNote:
     Attributes:
         kernels: in the order of the generated code, of each its name and those of the nodes that it computes.
         nodes: by name.
+        inputs: names of the nodes that stand for what it is run with, in order.
         is_optimizer: it is an optimizer's step.
     """
 
     kernels: tuple[tuple[str, tuple[str, ...]], ...]
     nodes: Mapping[str, NodeNote]
+    inputs: tuple[str, ...] = ()
     is_optimizer: bool = False
 
 
@@ -235,24 +248,23 @@ class GraphRun:
     parameters: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class FusedNode:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FusedNode(CompiledNode):
     """A node of a compiled graph, in the terms of the report.
 
     Attributes:
         layer: index of the innermost layer around it; -1 where none is.
         line: index of its source line; -1.
-        again: it is forward, computed again in backward.
     """
 
     layer: int
     line: int
-    again: bool
-    is_view: bool
-    bytes: int
-    inputs: tuple[str, ...]
-    flops: int = 0
-    op: str = ""
+
+    @classmethod
+    def of(cls, node: CompiledNode, layer: int, line: int) -> FusedNode:
+        """``node`` there."""
+        shared = {each.name: getattr(node, each.name) for each in fields(CompiledNode)}
+        return cls(layer=layer, line=line, **shared)
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,6 +278,7 @@ class CompiledGraph:
     kernels: tuple[tuple[str, tuple[str, ...]], ...]
     nodes: Mapping[str, FusedNode]
     holders: frozenset[int] = frozenset()
+    inputs: tuple[str, ...] = ()
     is_optimizer: bool = False
 
 
@@ -333,6 +346,7 @@ class SavedTensor:
     bytes: int  # of the storage
     shape: str
     dtype: str
+    reader: tuple[int, int] = (-1, -1)  # of compiled code: number of the run that reads it, and as which of its inputs
 
 
 @dataclass(frozen=True, slots=True)

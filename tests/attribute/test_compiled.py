@@ -20,7 +20,7 @@ LINES = (LineInfo("model.py", 1, "forward"), LineInfo("model.py", 2, "forward"))
 
 
 def fused(layer: int, *inputs: str, size: int = 4, line: int = -1, again: bool = False, **more: object) -> FusedNode:
-    return FusedNode(layer, line, again, inputs=inputs, bytes=size, **{"is_view": False, **more})  # type: ignore[arg-type]
+    return FusedNode(layer=layer, line=line, forward=again, inputs=inputs, bytes=size, **{"is_view": False, **more})  # type: ignore[arg-type]
 
 
 def graph(nodes: dict[str, FusedNode], **kernels: str) -> CompiledGraph:

@@ -138,3 +138,19 @@ def test_of_compiled_autograd_the_report_says_that_it_has_no_layers(runs: dict[s
     assert run.ledger.outside_modules_ns >= 0.8 * run.ledger.backward_ns
     forward = {row.path: row.forward_self_ns for row in run.layers}
     assert forward["blocks.0.up"] and forward["head"]
+
+
+def test_memory_inside_graphs_is_of_the_layers_that_save_and_allocate_it(runs: dict[str, RunData]) -> None:
+    """A Linear saves its input, and GELU its own, as without torch.compile: to the byte."""
+    eager, compiled = ({row.path: row for row in runs[case].layers} for case in ("eager", "whole"))
+    for block in (0, 1):
+        for name in ("up", "down"):
+            path = f"blocks.{block}.{name}"
+            assert compiled[path].saved_bytes == eager[path].saved_bytes, path
+            assert compiled[path].allocated_bytes, path
+    memory = runs["whole"].memory
+    assert memory is not None
+    assert sum(row.saved_bytes or 0 for row in runs["whole"].layers) == memory.saved_bytes
+    assert sum(entry.bytes for entry in memory.saved if entry.line and "models.py" in entry.line) >= (
+        0.9 * memory.saved_bytes
+    )

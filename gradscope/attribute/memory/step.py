@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
+from gradscope.attribute.compiled import read_compiled
 from gradscope.attribute.memory.blocks import Blocks, build_blocks, events_of
 from gradscope.attribute.memory.classify import Classified, SavedStorage, classify, needed_until, saved_storages
 from gradscope.attribute.memory.event_owners import MemoryTrace, read_places
+from gradscope.attribute.memory.graphs import at_kernels, at_reader
 from gradscope.attribute.survey import SurveyInput
-from gradscope.tables import IntColumn, LineInfo, ModuleInfo, RowKind, SavedTensor, Sighting
+from gradscope.tables import CompiledGraph, IntColumn, LineInfo, ModuleInfo, RowKind, SavedTensor, Sighting
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +78,7 @@ class MemoryInput:
     saved: Sequence[SavedTensor]
     lines: Sequence[LineInfo]
     census: Sequence[Mapping[int, int]] = ()  # storages of each size that were alive after each of some latest steps
+    graphs: Mapping[int, CompiledGraph] = field(default_factory=dict)  # that Inductor compiled, by number of a run
     device_used: int | None = None  # CUDA: bytes in use on the device by everybody, and what there is
     device_reserved: int | None = None
     device_total: int | None = None
@@ -124,9 +127,14 @@ def read_step(given: MemoryInput, modules: Sequence[ModuleInfo], source_text: So
     rows = rows[np.argsort(table.start_ns[rows], kind="stable")]
     marks = list(zip(table.start_ns[rows].tolist(), table.argument[rows].tolist(), strict=True))
     events = events_of(table.allocations, given.device)
+    compiled = read_compiled(trace.assigned, given.graphs, [info.path for info in modules])
+    if compiled is not None:
+        trace, events = at_kernels(trace, events, compiled)
     blocks = build_blocks(events, marks, _mark_at_start(trace, marks), given.sightings, given.saved)
     in_step = {number for time, number in marks if trace.start_ns <= time < trace.end_ns}
     storages = saved_storages(trace, blocks, given.saved, in_step)
+    if compiled is not None:
+        storages = [at_reader(each, compiled) for each in storages]
     found = classify(trace, blocks, storages, needed_until(trace, blocks, given.saved, in_step))
     return MeasuredStep(
         trace=trace,

@@ -108,6 +108,8 @@ class Memory(Phase):
         )
         exits.enter_context(steps.recorder.recording())
         exits.enter_context(steps.tracer.tracing())
+        run.capture.compiled.reads = steps.tracer.note_reads  # what it raises the watch tells of
+        exits.callback(setattr, run.capture.compiled, "reads", None)
         exits.enter_context(run.marking_backward(_around(steps.tracer, steps.lines if with_lines else None)))
         exits.enter_context(run.profiling(steps.profiler, start_memory_profiler))
         if with_lines:
