@@ -24,7 +24,7 @@ from gradscope.capture.memory import Surroundings
 from gradscope.capture.model_steps import run_steps, seed_everything
 from gradscope.capture.naming import ModuleNames
 from gradscope.capture.result import Capture, SurveyStep
-from gradscope.capture.session import Session
+from gradscope.capture.session import COMPILED_GRAPHS, Session
 from gradscope.capture.state import preserved
 from gradscope.capture.training import StepFinder, StopRun, was_stopped
 from gradscope.diagnose.bounds import bounded
@@ -252,7 +252,10 @@ def _read_run(
     result = _timed_with_survey(capture, trace, memory_pass, guard)
     if result is None:
         capture.survey = None
-        result = _timed_result(trace, None, None, capture.compiled)
+        with guard.over(COMPILED_GRAPHS):
+            result = _timed_result(trace, None, None, capture.compiled)
+    if result is None:
+        result = _timed_result(trace, None, None, compat.GraphWatch())
     memory = None
     with guard.over(READING_MEMORY):
         result, memory = _with_memory(result, capture, trace, memory_pass)

@@ -358,6 +358,12 @@ def _compile(torch: Any) -> Answer:
     known = [compiler, "g++", "clang++"]
     if not cuda and not any(shutil.which(command) for command in known):
         return Answer(name, False, "no C++ compiler found, which torch.compile needs on the CPU")
+    from gradscope import compat
+
+    try:
+        compat.probe_graphs()
+    except (AttributeError, ImportError) as error:
+        return Answer(name, False, f"compiled graphs are told as one row: {_first_line(error)}")
     return Answer(name, True, limits)
 
 

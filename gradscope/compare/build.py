@@ -89,6 +89,13 @@ def _notes(spreads: Spreads) -> Iterator[str]:
         elif spread.relative("wall") > UNSTEADY:
             apart = units.percent(spread.relative("wall"))
             yield f"the steps of the run {name} are apart by ±{apart}, so only large differences are beyond noise"
+    compiled = [
+        name
+        for spread, name in zip(spreads, ("before", "after"), strict=True)
+        if any(row.estimated_ns is not None for row in spread.run.layers)
+    ]
+    if len(compiled) == 1:
+        yield f"the run {compiled[0]} was compiled, the other was not: a part of its times is an estimate (est.)"
     lacking = [name for spread, name in zip(spreads, ("before", "after"), strict=True) if spread.run.memory is None]
     if len(lacking) == 1:
         yield f"memory was not measured in the run {lacking[0]}, so it is not compared"

@@ -105,6 +105,7 @@ class GroupChange:
     paths: tuple[str, ...]
     backward: Change  # own: backward nodes, recompute, accumulation and gradient sums
     forward: Change  # self
+    estimated: float | None = None  # the larger share of its backward that is an estimate in a run; None in neither
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ def to_json(comparison: Comparison) -> str:
         "warnings": [to_record(mismatch) for mismatch in comparison.mismatches],
         "notes": list(comparison.notes),
         "totals": [change_record(change) for change in comparison.totals],
-        "groups": [_group(group, (group.backward, group.forward)) for group in comparison.groups],
+        "groups": [_timed_group(group) for group in comparison.groups],
         "memory": [_group(group, group.changes.values()) for group in comparison.memory],
         "new": to_record(comparison.new),
         "removed": to_record(comparison.removed),
@@ -55,6 +55,11 @@ def run_record(run: RunData, name: str) -> dict[str, Any]:
 def _group(group: GroupChange | MemoryChange, changes: Iterable[Change]) -> dict[str, Any]:
     record = {"address": group.address, "class": group.class_name, "paths": list(group.paths)}
     return {**record, "changes": [change_record(change) for change in changes]}
+
+
+def _timed_group(group: GroupChange) -> dict[str, Any]:
+    estimated = {} if group.estimated is None else {"estimated": group.estimated}
+    return {**_group(group, (group.backward, group.forward)), **estimated}
 
 
 def _layer(layer: LayerChange) -> dict[str, Any]:

@@ -36,9 +36,19 @@ def time_groups(spreads: Spreads) -> tuple[GroupChange, ...]:
         time_changes(spreads, [group.paths for group in groups], metric) for metric in (_BACKWARD, _FORWARD)
     )
     return tuple(
-        GroupChange(group.address, _class_name(group, spreads), group.paths, one, other)
+        GroupChange(group.address, _class_name(group, spreads), group.paths, one, other, _estimated(group, spreads))
         for group, one, other in zip(groups, backward, forward, strict=True)
     )
+
+
+def _estimated(group: _Group, spreads: Spreads) -> float | None:
+    """The share of the layers' backward that is an estimate, of fused kernels, in the run where it is larger."""
+    found = []
+    for spread in spreads:
+        rows = [spread.by_path[path] for path in group.paths]
+        if any(row.estimated_ns is not None for row in rows):
+            found.append(add_up([amounts_of(row) for row in rows]).estimated or 0.0)
+    return max(found, default=None)
 
 
 def memory_groups(spreads: Spreads) -> tuple[MemoryChange, ...]:

@@ -27,6 +27,7 @@ def changed_layers(comparison: Comparison, options: DiffOptions) -> Section | No
     shown, more, rest = choose(comparison, options)
     before, after = comparison.before.step, comparison.after.step
     scale = units.time_scale(max(before.backward_ns, after.backward_ns, before.forward_ns, after.forward_ns))
+    estimated = any(group.estimated is not None for group in shown)
     columns = (
         Column("path", "layer", align="left", least=24, most=56, cut="front"),
         Column("class", "class", align="left", drop=4, least=9, most=24),
@@ -37,8 +38,9 @@ def changed_layers(comparison: Comparison, options: DiffOptions) -> Section | No
         Column("noise", "noise", drop=3),
         Column("forward_change", "fwd change"),
         Column("of_step", "of step", drop=2),
+        *([Column("estimated", "est.", drop=5)] if estimated else []),
     )
-    rows = [_layer_row(group, scale, comparison.before.step.wall_ns) for group in shown]
+    rows = [_layer_row(group, scale, comparison.before.step.wall_ns, estimated=estimated) for group in shown]
     if rows or more:
         rows += _sums(comparison, more, rest, scale, options)
     about = f"own time in {scale.unit} a step; {messages.WITHIN_NOISE} within noise"
@@ -89,7 +91,7 @@ def _distance(before: int, after: int) -> float:
     return abs(math.log(after / before)) if before > 0 and after > 0 else math.inf
 
 
-def _layer_row(group: GroupChange, scale: units.TimeScale, step_ns: int) -> Row:
+def _layer_row(group: GroupChange, scale: units.TimeScale, step_ns: int, *, estimated: bool) -> Row:
     backward, forward = group.backward, group.forward
     style = style_of(_effect_ns(group)) if is_changed(group) else "dim"
     changed = style if backward.real else "dim"
@@ -105,6 +107,7 @@ def _layer_row(group: GroupChange, scale: units.TimeScale, step_ns: int) -> Row:
             Cell(noise, "dim"),
             Cell(differences[1], style if forward.real else "dim"),
             Cell(messages.signed_percent(_effect_ns(group) / step_ns if step_ns else None), style),
+            *([Cell(units.percent(group.estimated or 0.0, 0), "dim")] if estimated else []),
         )
     )
 

@@ -25,7 +25,7 @@ from gradscope.compat.engine import (
     swap_engine_entry,
 )
 from gradscope.compat.flops import flop_formulas
-from gradscope.compat.inductor import GraphWatch, watching_graphs
+from gradscope.compat.inductor import GraphWatch, probe_graphs, watching_graphs
 from gradscope.compat.private import (
     SavedTensor,
     dispatch_depth,
@@ -85,6 +85,7 @@ __all__ = [
     "new_profiler",
     "open_range",
     "require_no_profiler",
+    "probe_graphs",
     "quiet_kineto",
     "reducer_log",
     "release_profiler",

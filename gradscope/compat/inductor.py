@@ -16,6 +16,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -27,7 +28,12 @@ from gradscope.compat.dynamo import once_imported
 from gradscope.compat.flops import flop_formulas
 from gradscope.tables import CalledFrom, GraphNote, GraphRun, NodeNote
 
-_COMPILE = "torch._inductor.compile_fx"
+_COMPILE, _DEBUG, _OUTPUT = (f"torch._inductor.{name}" for name in ("compile_fx", "debug", "output_code"))
+_READ = {
+    _COMPILE: ("_InProcessFxCompile.codegen_and_compile",),
+    _OUTPUT: ("CompiledFxGraph.__call__",),
+    _DEBUG: ("_inductor_kernel_provenance_debug_handle", "_inductor_triton_kernel_to_post_grad_node_info"),
+}
 _HANDLE = re.compile(r"(?P<kernel>.*):(?P<order>\d+)")
 _FRAME = re.compile(r'File "(?P<file>[^"\n]+)", line (?P<line>\d+), in (?P<function>.+)')
 
@@ -41,6 +47,20 @@ _SETTINGS: tuple[tuple[str, str, Any], ...] = (
     ("torch._inductor.config", "fx_graph_cache", False),
     ("torch._functorch.config", "enable_autograd_cache", False),
 )
+
+
+def probe_graphs() -> None:
+    """Look for everything that is read of Inductor here, which is imported for that.
+
+    Raises:
+        AttributeError, ImportError: this torch lacks something; compiled code is then one row.
+    """
+    modules = {name: importlib.import_module(name) for name in (_COMPILE, _DEBUG, _OUTPUT)}
+    for module, names in _READ.items():
+        for name in names:
+            attrgetter(name)(modules[module])
+    for module, name, _ in _SETTINGS:
+        attrgetter(name)(importlib.import_module(module))
 
 
 class GraphWatch:
@@ -94,14 +114,14 @@ def watching_graphs(watch: GraphWatch, failed: Callable[[Exception], None]) -> I
 @contextmanager
 def _watching(watch: GraphWatch, failed: Callable[[Exception], None]) -> Iterator[None]:
     compiles: Any = sys.modules[_COMPILE]._InProcessFxCompile
-    runs: Any = sys.modules["torch._inductor.output_code"].CompiledFxGraph
+    runs: Any = sys.modules[_OUTPUT].CompiledFxGraph
     numbers: dict[int, int] = {}  # of a graph that lives, by the id of what runs it
 
     def note(graph: Any, made: Any, before: int, earlier: Mapping[str, NodeNote]) -> None:
         if isinstance(made, runs):  # else nobody runs it under a row: it is written to a file
-            numbers[id(made)] = len(watch.graphs)
-            weakref.finalize(made, numbers.pop, id(made), None)
             watch.graphs.append(_noted(graph, before, earlier))
+            numbers[id(made)] = len(watch.graphs) - 1
+            weakref.finalize(made, numbers.pop, id(made), None)
 
     original = compiles.codegen_and_compile
 
@@ -166,7 +186,7 @@ def _set(config: Any, name: str, value: Any) -> Iterator[None]:
 
 def _last_handle() -> int:
     """The number of the last kernel that was generated: they are counted over graphs that are compiled together."""
-    return int(sys.modules["torch._inductor.debug"]._inductor_kernel_provenance_debug_handle)
+    return int(sys.modules[_DEBUG]._inductor_kernel_provenance_debug_handle)
 
 
 def _noted(graph: Any, before: int, earlier: Mapping[str, NodeNote]) -> GraphNote:
@@ -175,7 +195,7 @@ def _noted(graph: Any, before: int, earlier: Mapping[str, NodeNote]) -> GraphNot
     Args:
         earlier: its nodes as they were before Inductor's passes, which put others in the place of some.
     """
-    debug: Any = sys.modules["torch._inductor.debug"]
+    debug: Any = sys.modules[_DEBUG]
     made_of: Mapping[str, Sequence[str]] = debug._inductor_triton_kernel_to_post_grad_node_info
     found = [(match, names) for text, names in made_of.items() if (match := _HANDLE.fullmatch(text))]
     kernels = sorted((int(match["order"]), match["kernel"], tuple(names)) for match, names in found)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch._dynamo.utils import get_compilation_metrics
 
 import gradscope
+from gradscope.compat import inductor
 
 WIDTH = 32
 PACKAGE = str(Path(gradscope.__file__).parent)
@@ -103,6 +104,16 @@ def custom(model: Model) -> Callable[[Tensor], Tensor]:
     return torch.compile(model)
 
 
+def untold(model: Model) -> Callable[[Tensor], Tensor]:
+    """With a torch that does not tell what its kernels are made of."""
+
+    def lacks(*_: Any) -> Any:
+        raise AttributeError("this torch has no such name")
+
+    inductor._noted = lacks
+    return torch.compile(model)
+
+
 CASES: dict[str, Callable[[Model], Callable[[Tensor], Tensor]]] = {
     "eager": lambda model: model,
     "whole": whole,
@@ -114,6 +125,7 @@ CASES: dict[str, Callable[[Model], Callable[[Tensor], Tensor]]] = {
     "optimizer": whole,  # its step is compiled too
     "autograd": whole_pass,
     "custom": custom,
+    "untold": untold,  # the last: it breaks what the others need
 }
 
 
@@ -142,13 +154,13 @@ def run(case: str, folder: Path) -> None:
 def settings() -> list[object]:
     import torch._functorch.config as functorch
     import torch._inductor.compile_fx as compile_fx
-    import torch._inductor.config as inductor
+    import torch._inductor.config as config
     from torch._dynamo.callback import callback_handler
 
     return [
-        inductor.trace.provenance_tracking_level,
-        inductor.cpp.enable_kernel_profile,
-        inductor.fx_graph_cache,
+        config.trace.provenance_tracking_level,
+        config.cpp.enable_kernel_profile,
+        config.fx_graph_cache,
         functorch.enable_autograd_cache,
         compile_fx._InProcessFxCompile.codegen_and_compile,
         len(callback_handler.start_callbacks),

@@ -15,7 +15,7 @@ from gradscope.tables import RunData
 from .models import CASES
 
 SCRIPT = Path(__file__).with_name("models.py")
-COMPILED = [case for case in CASES if case not in {"eager", "autograd", "custom"}]
+COMPILED = [case for case in CASES if case not in {"eager", "autograd", "custom", "untold"}]
 
 
 @pytest.fixture(scope="module")
@@ -111,6 +111,7 @@ def test_modules_that_run_outside_of_graphs_are_called_as_ever(case: str, runs: 
             "function": {},
             "unnamed": {},
             "autograd": {},
+            "untold": {"": 1},
             "optimizer": {"": 1},
             "custom": {"": 1},
             "regional": every,
@@ -154,3 +155,13 @@ def test_memory_inside_graphs_is_of_the_layers_that_save_and_allocate_it(runs: d
     assert sum(entry.bytes for entry in memory.saved if entry.line and "models.py" in entry.line) >= (
         0.9 * memory.saved_bytes
     )
+
+
+def test_where_torch_does_not_tell_what_a_graph_is_made_of_it_is_the_models_and_the_report_says_so(
+    runs: dict[str, RunData],
+) -> None:
+    run = runs["untold"]
+    assert any("reading compiled graphs" in note and "this torch has no such name" in note for note in run.notes)
+    rows = {row.path: row for row in run.layers}
+    assert rows[""].backward_self_ns >= 0.5 * run.ledger.backward_ns
+    assert not rows["blocks.0.up"].backward_self_ns and rows[""].estimated_ns is None
