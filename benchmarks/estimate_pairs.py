@@ -17,7 +17,13 @@ Made = dict[str, Any]
 
 # Rules without a pair, and why.
 _RANKS = "several ranks, which share the cores of one machine here; it promises no saving"
-WITHOUT = {"exposed-communication": _RANKS, "late-bucket": _RANKS}
+_PROMISES_NOTHING = "promises nothing"
+WITHOUT = {
+    "exposed-communication": _RANKS,
+    "late-bucket": _RANKS,
+    "graph-break": _PROMISES_NOTHING,
+    "recompiles": _PROMISES_NOTHING,
+}
 
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # mallopt(3)
 

@@ -301,8 +301,9 @@ def _with_memory(
     noted, infos = capture.memory, trace.names.infos
     if noted is None:
         return result, None
+    given = memory_pass.input()  # which may add lines, of compiled graphs
     text = source_text(noted.lines)
-    memory = read_memory(memory_pass.input(), infos, text)
+    memory = read_memory(given, infos, text)
     result = replace(
         result,
         layers=with_memory_of_layers(result.layers, memory.layers),

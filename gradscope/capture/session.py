@@ -13,6 +13,7 @@ from contextlib import ExitStack
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from gradscope.capture.backward import BackwardWatch
+from gradscope.capture.compiling import compile_facts
 from gradscope.capture.environment import rank_and_size
 from gradscope.capture.guard import Guard
 from gradscope.capture.memory import Surroundings
@@ -250,6 +251,8 @@ class Session:
             self.run.guard.close("ending the run", self._installed)
             with self.run.guard.over(_KEEPING):
                 self.capture.hold()
+            with self.run.guard.over(COMPILED_GRAPHS):
+                self.capture.settings = {**self.capture.settings, "compiled": compile_facts(self.run.compile_log)}
             with self.run.guard.over(_KEEPING):
                 self.surroundings.forget()
             self.capture.registry.models = tuple

@@ -12,7 +12,7 @@ from gradscope.compat.checks import (
     check,
     require,
 )
-from gradscope.compat.dynamo import compiles_backward, keep_eager, untraced, watching_dynamo
+from gradscope.compat.dynamo import CompileLog, compiles_backward, keep_eager, untraced, watching_dynamo
 from gradscope.compat.engine import (
     checkpoint_frame,
     current_node_number,
@@ -59,6 +59,7 @@ from gradscope.compat.profilers import (
 
 __all__ = [
     "Check",
+    "CompileLog",
     "GraphWatch",
     "SavedTensor",
     "TraceMarker",

@@ -10,16 +10,19 @@ from __future__ import annotations
 
 import importlib.abc
 import importlib.util
+import re
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from importlib.machinery import ModuleSpec
 from types import CodeType, ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 DYNAMO = "torch._dynamo"
+_RESUMED = re.compile(r"torch_dynamo_resume_in_(.+)_at_\d+")  # what Dynamo calls the rest of a function behind a break
 
 _eager: set[CodeType] = set()  # of what is left alone, once Dynamo is there
 
@@ -61,6 +64,71 @@ def untraced(function: Callable[..., Any]) -> Callable[..., Any]:
 def compiles_backward() -> bool:
     """Check that compiled autograd makes one graph of the backward pass that runs, hooks and all."""
     return bool(getattr(sys.modules.get("torch._dynamo.compiled_autograd"), "compiled_autograd_enabled", False))
+
+
+def users_name(function: str) -> str:
+    """The function's name in the user's code."""
+    return _RESUMED.sub(r"\1", function)
+
+
+class Compilation(NamedTuple):
+    """Of one frame by Dynamo: the function, where it stands, and what made it necessary if it was compiled before."""
+
+    function: str
+    file: str
+    line: int
+    seconds: float
+    again: bool
+    reason: str  # the guard that failed; empty where torch does not tell
+
+
+class GraphBreak(NamedTuple):
+    """Where the code of a frame could not be traced, and why."""
+
+    frames: tuple[tuple[str, int], ...]  # file and line, innermost last
+    reason: str
+
+
+class CompileLog:
+    """What Dynamo notes of its compilations, from the moment that this is made."""
+
+    def __init__(self) -> None:
+        self._began = time.time()
+        self._broken = len(_noted_breaks())
+
+    def compilations(self) -> list[Compilation]:
+        """Each frame that was compiled; of many the latest, as torch keeps some only."""
+        utils = sys.modules.get("torch._dynamo.utils")
+        metrics = () if utils is None else utils.get_compilation_metrics()
+        return [
+            Compilation(
+                users_name(each.co_name or ""),
+                each.co_filename,
+                each.co_firstlineno or 0,
+                each.entire_frame_compile_time_s or 0.0,
+                str(each.compile_id).rpartition("/")[2] not in {"", "0"},
+                (getattr(each, "recompile_reason", None) or "").strip().partition("\n")[0],
+            )
+            for each in metrics
+            if each.co_filename and (each.start_time or 0.0) >= self._began
+        ]
+
+    def breaks(self) -> list[GraphBreak]:
+        """Each break of a graph."""
+        noted = _noted_breaks()
+        new = noted[self._broken :] if len(noted) >= self._broken else noted  # else torch._dynamo.reset() was called
+        return [
+            GraphBreak(
+                tuple((frame.filename, frame.lineno or 0) for frame in each.user_stack),
+                str(each.reason).strip().partition("\n")[0],
+            )
+            for each in new
+        ]
+
+
+def _noted_breaks() -> list[Any]:
+    utils = sys.modules.get("torch._dynamo.utils")
+    return [] if utils is None else utils.graph_break_reasons
 
 
 @contextmanager

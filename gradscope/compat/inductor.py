@@ -12,6 +12,7 @@ import math
 import os
 import re
 import sys
+import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -24,7 +25,7 @@ from torch.fx.node import map_arg
 from torch.utils._pytree import tree_map_only
 
 from gradscope import markers
-from gradscope.compat.dynamo import once_imported
+from gradscope.compat.dynamo import once_imported, users_name
 from gradscope.compat.flops import flop_formulas
 from gradscope.tables import CalledFrom, GraphNote, GraphRun, NodeNote
 
@@ -55,7 +56,9 @@ def probe_graphs() -> None:
     Raises:
         AttributeError, ImportError: this torch lacks something; compiled code is then one row.
     """
-    modules = {name: importlib.import_module(name) for name in (_COMPILE, _DEBUG, _OUTPUT)}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of torch's own code
+        modules = {name: importlib.import_module(name) for name in (_COMPILE, _DEBUG, _OUTPUT)}
     for module, names in _READ.items():
         for name in names:
             attrgetter(name)(modules[module])
@@ -220,7 +223,7 @@ def _node(node: Any) -> NodeNote:
     return NodeNote(
         modules=tuple(_called_from(key, *value) for key, value in held.items()),
         frames=tuple(
-            (match["file"], int(match["line"]), match["function"].strip())
+            (match["file"], int(match["line"]), users_name(match["function"].strip()))
             for match in _FRAME.finditer(meta.get("stack_trace") or "")
         ),
         # What has no tag is backward: parts of a custom Function's, and of what a pass has put there.

@@ -165,3 +165,11 @@ def test_where_torch_does_not_tell_what_a_graph_is_made_of_it_is_the_models_and_
     rows = {row.path: row for row in run.layers}
     assert rows[""].backward_self_ns >= 0.5 * run.ledger.backward_ns
     assert not rows["blocks.0.up"].backward_self_ns and rows[""].estimated_ns is None
+
+
+def test_a_break_of_the_graph_is_told_with_its_line(runs: dict[str, RunData]) -> None:
+    (finding,) = (each for each in runs["broken"].findings if each.rule == "graph-break")
+    file, _, line = (finding.line or "").rpartition(":")
+    assert Path(file).name == SCRIPT.name
+    assert "graph_break()" in SCRIPT.read_text().splitlines()[int(line) - 1]
+    assert not any(each.rule in {"graph-break", "recompiles"} for each in runs["whole"].findings)

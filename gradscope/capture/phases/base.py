@@ -18,7 +18,7 @@ from gradscope.capture.result import Capture
 from gradscope.capture.storages import take_census
 from gradscope.capture.survey import LineMode, Tracer
 from gradscope.capture.system import FaultMeter
-from gradscope.compat import marking_recompute, marking_waits, start_profiler, stop_profiler
+from gradscope.compat import CompileLog, marking_recompute, marking_waits, start_profiler, stop_profiler
 from gradscope.tables import EventTable
 
 _T = TypeVar("_T")
@@ -68,6 +68,7 @@ class Run:
     line_mode: LineMode = field(default_factory=LineMode)
     faults: FaultMeter = field(default_factory=FaultMeter)
     compiled_before: int = field(default_factory=compiled_frames)
+    compile_log: CompileLog = field(default_factory=CompileLog)
     profiler: Any = None  # gradscope's own, while it runs
     reader: EventReader | None = (
         None  # reads each pass before the next needs the memory; without it all is read at the end

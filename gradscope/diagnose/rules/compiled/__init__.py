@@ -1,0 +1,1 @@
+"""Rules about code under torch.compile: what Dynamo tells of its compilations."""

@@ -1,0 +1,68 @@
+"""torch.compile has compiled a function again and again.
+
+Example::
+
+    model = torch.compile(model)
+    for batch in batches:  # each of another length
+        loss = model(batch)
+
+Pattern: a function that was compiled again twice at least since gradscope began, with the guard that failed. Once is
+how torch.compile finds out that a size changes: it then compiles for any size.
+Evidence: how often, what that took, and the last reason, as Dynamo gives it.
+Estimate: none. Once everything has been compiled nothing of it is left, and until then no step counts; at the limit
+(``torch._dynamo.config.recompile_limit``) the function runs uncompiled from then on.
+
+Source: PyTorch, "Recompilation" and "Dynamic Shapes" (torch.compiler documentation).
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from gradscope.diagnose.case import Case, Rule
+from gradscope.diagnose.findings import make_finding, several
+from gradscope.tables import Finding
+from gradscope.units import ns as time_text
+
+_FEWEST = 2
+_SIZES = re.compile(r"size mismatch|stride mismatch|\.size\(\)|\.shape\b")
+_LONGEST = 160  # characters of a reason
+
+
+def find(case: Case) -> Iterator[Finding]:
+    """Yield a finding for each function."""
+    functions: defaultdict[tuple[str, str], list[Mapping[str, Any]]] = defaultdict(list)
+    for each in case.facts.settings.get("compiled", {}).get("again", ()):
+        functions[each["place"], each["function"]].append(each)
+    for (place, function), found in functions.items():
+        if len(found) >= _FEWEST:
+            yield _finding(case, place, function, found)
+
+
+def _finding(case: Case, place: str, function: str, found: Sequence[Mapping[str, Any]]) -> Finding:
+    reason = next((each["reason"] for each in reversed(found) if each["reason"]), "")
+    took = round(sum(each["seconds"] for each in found) * 1e9)
+    evidence = f"compiled again {several(len(found), 'time')} since profiling began, {time_text(took)} in all"
+    sizes = _SIZES.search(reason) is not None
+    return make_finding(
+        RULE.name,
+        case,
+        None,
+        severity="warning",
+        layers=(),
+        line=place,
+        message=f"torch.compile compiles {function} ({place}) again and again",
+        evidence=f"{evidence}; the last time because of {reason[:_LONGEST]}" if reason else evidence,
+        advice=(
+            "Compile it for sizes that change, or pad the batches to a few sizes."
+            if sizes
+            else "Keep what changes from call to call out of the compiled code, or pass it as a tensor."
+        ),
+        code="model = torch.compile(model, dynamic=True)" if sizes else "TORCH_LOGS=recompiles python train.py",
+    )
+
+
+RULE = Rule("recompiles", "functions that torch.compile compiles again and again", find)

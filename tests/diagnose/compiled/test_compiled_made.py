@@ -1,0 +1,103 @@
+"""The rules about torch.compile, on facts made for them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gradscope.capture import compiling
+from gradscope.compat.dynamo import Compilation, GraphBreak
+from gradscope.diagnose.rules import RULES
+from gradscope.tables import Finding, OpRow
+from tests.diagnose.settings.test_settings_made import made_case
+from tests.diagnose.timing_cases import MS, check_words
+
+SIZE = "tensor 'x' size mismatch at index 1. expected 64, actual 32"
+
+
+def again(function: str = "forward", place: str = "model.py:6", reason: str = SIZE, seconds: float = 2.0) -> Any:
+    return {"function": function, "place": place, "reason": reason, "seconds": seconds}
+
+
+def found(rule: str, ops: tuple[OpRow, ...] = (), **facts: Any) -> list[Finding]:
+    return list(RULES[rule].find(made_case(ops=ops, device="cpu", compiled={"again": (), "breaks": (), **facts})))
+
+
+def row(name: str, ns: int, calls: float) -> OpRow:
+    return OpRow(None, "forward", name, calls, ns)
+
+
+@pytest.mark.parametrize("name", ["recompiles", "graph-break"])
+def test_says_what_it_is_and_where_it_is_from(name: str) -> None:
+    rule = RULES[name]
+    assert rule.title[0].islower() and not rule.title.endswith(".")
+    for part in ("Example::", "Pattern:", "Evidence:", "Estimate:", "Source:"):
+        assert part in rule.about
+
+
+@pytest.mark.parametrize("name", ["recompiles", "graph-break"])
+def test_nothing_is_said_of_a_run_without_compile(name: str) -> None:
+    assert not list(RULES[name].find(made_case(device="cpu")))
+    assert not found(name)
+
+
+def test_functions_that_are_compiled_again_and_again() -> None:
+    (finding,) = found("recompiles", again=[again(), again(seconds=3.0), again("step", "train.py:9")])
+    check_words(finding)
+    assert "forward (model.py:6)" in finding.message
+    assert "2 times" in finding.evidence and "5.00 s" in finding.evidence and SIZE in finding.evidence
+    assert finding.line == "model.py:6" and "dynamic=True" in finding.code
+    assert finding.predicted_saving_ns is None
+
+
+def test_a_size_that_changed_once_is_how_torch_finds_out() -> None:
+    assert not found("recompiles", again=[again()])
+
+
+def test_another_guard_than_a_size_has_other_advice() -> None:
+    (finding,) = found("recompiles", again=[again(reason="L['step'] == 3"), again(reason="L['step'] == 4")])
+    check_words(finding)
+    assert "as a tensor" in finding.advice and finding.code.startswith("TORCH_LOGS=recompiles")
+    assert "L['step'] == 4" in finding.evidence
+
+
+@pytest.mark.parametrize(("lookup", "severity"), [(MS // 10, "info"), (4 * MS, "warning")])
+def test_a_break_of_a_graph_has_its_line_and_what_the_regions_take(lookup: int, severity: str) -> None:
+    ops = (
+        row("TorchDynamo Cache Lookup", lookup, 3),
+        row("Torch-Compiled Region: 0/0", MS // 10, 1),
+        row("Torch-Compiled Region: 1/0", MS // 10, 2),
+        row("aten::mm", 50 * MS, 9),
+    )
+    same = {"place": "model.py:8", "reason": "Unsupported Tensor.item() call"}
+    (finding,) = found("graph-break", ops, breaks=[same, same])
+    check_words(finding)
+    assert finding.line == "model.py:8" and finding.severity == severity
+    assert "Tensor.item()" in finding.evidence and "3 compiled regions" in finding.evidence
+    assert finding.cost_ns == lookup + MS // 5 and finding.predicted_saving_ns is None
+
+
+class Log:
+    def compilations(self) -> list[Compilation]:
+        return [
+            Compilation("forward", "/home/me/model.py", 6, 1.0, False, ""),
+            Compilation("forward", "/home/me/model.py", 6, 2.0, True, f"1/0: {SIZE}  # return x * 2  # model.py:7"),
+            Compilation("adamw", compiling._TORCH + "optim/adamw.py", 6, 2.0, True, "1/0: x"),
+            Compilation("call", compiling._OURS + "compat/dynamo.py", 6, 2.0, True, "1/0: x"),
+        ]
+
+    def breaks(self) -> list[GraphBreak]:
+        torchs, ours, users = compiling._TORCH + "optim/adamw.py", compiling._OURS + "x.py", "/home/me/model.py"
+        return [
+            GraphBreak(((users, 3), (users, 8)), "item"),
+            GraphBreak(((users, 4), (torchs, 9)), "of a call"),
+            GraphBreak(((torchs, 9),), "an optimizer's own"),
+            GraphBreak(((users, 5), (torchs, 1), (ours, 2)), "gradscope's entry into backward"),
+        ]
+
+
+def test_what_is_torchs_own_or_gradscopes_is_not_told() -> None:
+    facts = compiling.compile_facts(Log())  # type: ignore[arg-type]
+    assert facts["again"] == [again("forward", "/home/me/model.py:6")]
+    assert [each["place"] for each in facts["breaks"]] == ["/home/me/model.py:8", "/home/me/model.py:4"]
