@@ -135,8 +135,8 @@ def markdown(rows: Iterable[Row]) -> str:
     without = ", ".join(f"`{rule}`" for rule in sorted(set(RULES) - {twin.rule for twin in TWINS}))
     lines += [
         "",
-        "No pair, since they need a GPU, another processor, several ranks, measured limits or pages of a certain size: "
-        f"{without}. Made cases test them.",
+        "No pair, since they need a GPU, another processor, several ranks, measured limits, pages of a certain size or "
+        f"torch.compile: {without}. Made cases test them.",
         "",
     ]
     return "\n".join(lines)
