@@ -22,6 +22,7 @@ WITHOUT = {
     "exposed-communication": _RANKS,
     "late-bucket": _RANKS,
     "graph-break": _PROMISES_NOTHING,
+    "graph-recompute": _PROMISES_NOTHING,
     "recompiles": _PROMISES_NOTHING,
 }
 

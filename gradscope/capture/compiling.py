@@ -10,15 +10,20 @@ import torch
 
 import gradscope
 from gradscope.capture.registry import local_path
-from gradscope.compat import CompileLog
+from gradscope.compat import CompileLog, GraphWatch, memory_budget
 
 _TORCH, _OURS = (os.path.join(os.path.dirname(module.__file__ or ""), "") for module in (torch, gradscope))
 # What Dynamo appends to a guard that failed: the line that it is of.
 _COMMENT = re.compile(r"\s+# .*")
 
 
-def compile_facts(log: CompileLog) -> dict[str, list[dict[str, Any]]]:
-    """``again``: functions that were compiled again; ``breaks``: lines of the user's at which graphs are broken."""
+def compile_facts(log: CompileLog, watch: GraphWatch) -> dict[str, Any]:
+    """What the rules are told.
+
+    ``again``: functions that were compiled again; ``breaks``: lines of the user's at which graphs are broken;
+    ``graphs``: how many were noted; ``checkpointed``: whether the program checkpoints in one; ``budget``: of memory;
+    ``recomputed_bytes``: what those that ran compute again in backward instead of saving it.
+    """
     again = [
         {
             "function": each.function,
@@ -37,4 +42,11 @@ def compile_facts(log: CompileLog) -> dict[str, list[dict[str, Any]]]:
         if users:
             file, line = users[-1]
             breaks.append({"place": f"{local_path(file)}:{line}", "reason": each.reason})
-    return {"again": again, "breaks": breaks}
+    return {
+        "again": again,
+        "breaks": breaks,
+        "graphs": len(watch.graphs),
+        "checkpointed": any(graph.is_checkpointed for graph in watch.graphs),
+        "budget": memory_budget(),
+        "recomputed_bytes": sum(watch.graphs[run.graph].recomputed_bytes() for run in watch.runs),
+    }

@@ -252,7 +252,8 @@ class Session:
             with self.run.guard.over(_KEEPING):
                 self.capture.hold()
             with self.run.guard.over(COMPILED_GRAPHS):
-                self.capture.settings = {**self.capture.settings, "compiled": compile_facts(self.run.compile_log)}
+                facts = compile_facts(self.run.compile_log, self.capture.compiled)
+                self.capture.settings = {**self.capture.settings, "compiled": facts}
             with self.run.guard.over(_KEEPING):
                 self.surroundings.forget()
             self.capture.registry.models = tuple

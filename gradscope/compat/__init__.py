@@ -25,7 +25,7 @@ from gradscope.compat.engine import (
     swap_engine_entry,
 )
 from gradscope.compat.flops import flop_formulas
-from gradscope.compat.inductor import GraphWatch, probe_graphs, watching_graphs
+from gradscope.compat.inductor import GraphWatch, memory_budget, probe_graphs, watching_graphs
 from gradscope.compat.private import (
     SavedTensor,
     dispatch_depth,
@@ -83,6 +83,7 @@ __all__ = [
     "live_device_blocks",
     "marking_recompute",
     "marking_waits",
+    "memory_budget",
     "new_profiler",
     "open_range",
     "require_no_profiler",

@@ -66,6 +66,12 @@ def probe_graphs() -> None:
         attrgetter(name)(importlib.import_module(module))
 
 
+def memory_budget() -> float:
+    """The share of what is saved for backward that compiled graphs may save; 1.0: all that the partitioner wants."""
+    config = sys.modules.get("torch._functorch.config")
+    return float(getattr(config, "activation_memory_budget", 1.0))
+
+
 class GraphWatch:
     """The graphs that Inductor compiles, and what they are run with while a profiler runs.
 
@@ -208,6 +214,7 @@ def _noted(graph: Any, before: int, earlier: Mapping[str, NodeNote]) -> GraphNot
         nodes=nodes,
         inputs=tuple(node.name for node in graph.graph.nodes if node.op == "placeholder"),
         is_optimizer=_is_optimizer(nodes.values()),
+        is_checkpointed=any("ac_graph_id" in node.meta for node in graph.graph.nodes),
     )
 
 

@@ -232,12 +232,25 @@ class GraphNote:
         nodes: by name.
         inputs: names of the nodes that stand for what it is run with, in order.
         is_optimizer: it is an optimizer's step.
+        is_checkpointed: the program checkpoints something in it.
     """
 
     kernels: tuple[tuple[str, tuple[str, ...]], ...]
     nodes: Mapping[str, NodeNote]
     inputs: tuple[str, ...] = ()
     is_optimizer: bool = False
+    is_checkpointed: bool = False
+
+    def recomputed_bytes(self) -> int:
+        """Bytes of what is of forward, computed again here, and read by nodes of backward: what is not saved for it."""
+        source: dict[str, str] = {}  # of each node, views looked through
+        read: set[str] = set()
+        for name, node in self.nodes.items():  # each behind its inputs
+            inputs = [source.get(each, each) for each in node.inputs]
+            source[name] = inputs[0] if node.is_view and inputs else name
+            if node.op and not node.forward and not node.is_view:
+                read.update(inputs)
+        return sum(node.bytes for name, node in self.nodes.items() if node.forward and name in read)
 
 
 @dataclass(frozen=True, slots=True)

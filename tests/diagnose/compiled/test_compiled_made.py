@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from gradscope.capture import compiling
+from gradscope.compat import GraphWatch
 from gradscope.compat.dynamo import Compilation, GraphBreak
 from gradscope.diagnose.rules import RULES
-from gradscope.tables import Finding, OpRow
+from gradscope.tables import Finding, GraphNote, NodeNote, OpRow
 from tests.diagnose.settings.test_settings_made import made_case
 from tests.diagnose.timing_cases import MS, check_words
 
@@ -28,7 +30,7 @@ def row(name: str, ns: int, calls: float) -> OpRow:
     return OpRow(None, "forward", name, calls, ns)
 
 
-@pytest.mark.parametrize("name", ["recompiles", "graph-break"])
+@pytest.mark.parametrize("name", ["recompiles", "graph-break", "graph-recompute"])
 def test_says_what_it_is_and_where_it_is_from(name: str) -> None:
     rule = RULES[name]
     assert rule.title[0].islower() and not rule.title.endswith(".")
@@ -36,7 +38,7 @@ def test_says_what_it_is_and_where_it_is_from(name: str) -> None:
         assert part in rule.about
 
 
-@pytest.mark.parametrize("name", ["recompiles", "graph-break"])
+@pytest.mark.parametrize("name", ["recompiles", "graph-break", "graph-recompute"])
 def test_nothing_is_said_of_a_run_without_compile(name: str) -> None:
     assert not list(RULES[name].find(made_case(device="cpu")))
     assert not found(name)
@@ -98,6 +100,47 @@ class Log:
 
 
 def test_what_is_torchs_own_or_gradscopes_is_not_told() -> None:
-    facts = compiling.compile_facts(Log())  # type: ignore[arg-type]
+    facts = compiling.compile_facts(Log(), GraphWatch())  # type: ignore[arg-type]
     assert facts["again"] == [again("forward", "/home/me/model.py:6")]
     assert [each["place"] for each in facts["breaks"]] == ["/home/me/model.py:8", "/home/me/model.py:4"]
+
+
+def recomputing(*ops: OpRow, rule: str = "graph-recompute", again: int = 10 * MS, **facts: Any) -> list[Finding]:
+    compiled = {"graphs": 2, "checkpointed": False, "budget": 0.5, "recomputed_bytes": 3_000_000, **facts}
+    fused = OpRow("head", "recompute", "cpp_fused_0", 1.0, 10 * MS)
+    case = made_case(ops=ops or (fused,), device="cpu", compiled=compiled)
+    ledger = replace(case.run.ledger, backward_ns=again, recompute_ns=again)
+    step = replace(case.run.step, forward_ns=case.run.step.forward_ns - again, backward_ns=again)
+    run = replace(case.run, step=step, ledger=ledger)
+    return list(RULES[rule].find(replace(case, run=run)))
+
+
+def test_what_a_memory_budget_costs_and_saves() -> None:
+    (finding,) = recomputing()
+    check_words(finding)
+    assert "10.0 ms" in finding.evidence and "3.00 MB" in finding.evidence and finding.severity == "warning"
+    assert finding.code == "torch._functorch.config.activation_memory_budget = 0.7"
+    assert finding.cost_ns == 10 * MS and finding.predicted_saving_ns is None
+    assert not recomputing(rule="checkpoint-share"), "nothing is checkpointed"
+
+
+def test_what_is_checkpointed_or_partitioned_as_usual_is_no_budgets() -> None:
+    assert not recomputing(budget=1.0) and not recomputing(again=MS)
+    assert not recomputing(checkpointed=True) and recomputing(rule="checkpoint-share", checkpointed=True)
+    eager = OpRow("head", "recompute", "aten::addmm", 1.0, 10 * MS)
+    assert not recomputing(eager) and recomputing(eager, rule="checkpoint-share")
+
+
+def test_bytes_that_a_graph_computes_again() -> None:
+    def node(*inputs: str, forward: bool = False, op: str = "mul", is_view: bool = False, size: int = 8) -> NodeNote:
+        return NodeNote(modules=(), frames=(), forward=forward, is_view=is_view, bytes=size, inputs=inputs, op=op)
+
+    nodes = {
+        "saved": node(op=""),
+        "norm": node("saved", forward=True, size=100),  # read by forward alone
+        "gelu": node("norm", forward=True, size=1000),
+        "view": node("gelu", forward=True, is_view=True, size=1000),
+        "gradient": node("view", "saved"),
+    }
+    assert GraphNote((), nodes).recomputed_bytes() == 1000
+    assert GraphNote((), {name: nodes[name] for name in ("norm", "gelu")}).recomputed_bytes() == 0

@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gradscope.diagnose.case import Case, Rule, share
+from gradscope.diagnose.compiled import facts_of
 from gradscope.diagnose.findings import make_finding, of_step, several
 from gradscope.tables import Finding
 
@@ -32,7 +33,7 @@ _LONGEST = 160  # characters of a reason
 def find(case: Case) -> Iterator[Finding]:
     """Yield a finding for each line."""
     breaks: dict[str, str] = {}
-    for each in case.facts.settings.get("compiled", {}).get("breaks", ()):
+    for each in facts_of(case).get("breaks", ()):
         breaks.setdefault(each["place"], each["reason"])
     around = sum(row.self_ns for row in case.run.ops if row.name.startswith(_AROUND))
     regions = round(sum(row.calls for row in case.run.ops if row.name.startswith(_REGION)))

@@ -23,6 +23,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from gradscope.diagnose.case import Case, Rule
+from gradscope.diagnose.compiled import facts_of
 from gradscope.diagnose.findings import make_finding, several
 from gradscope.tables import Finding
 from gradscope.units import ns as time_text
@@ -35,7 +36,7 @@ _LONGEST = 160  # characters of a reason
 def find(case: Case) -> Iterator[Finding]:
     """Yield a finding for each function."""
     functions: defaultdict[tuple[str, str], list[Mapping[str, Any]]] = defaultdict(list)
-    for each in case.facts.settings.get("compiled", {}).get("again", ()):
+    for each in facts_of(case).get("again", ()):
         functions[each["place"], each["function"]].append(each)
     for (place, function), found in functions.items():
         if len(found) >= _FEWEST:

@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gradscope.diagnose.case import Case, Rule, first, layers_of, share
+from gradscope.diagnose.compiled import is_the_partitioners
 from gradscope.diagnose.findings import Estimate, make_finding
 from gradscope.diagnose.worth import self_ns, slowest_line
 from gradscope.ops import (
@@ -50,7 +51,7 @@ _SAVES_INPUTS = PRODUCTS | SAVES_EACH_OTHER
 def find(case: Case) -> Iterator[Finding]:
     """Yield one finding for all that is run again."""
     again = case.run.ledger.recompute_ns
-    if share(again, case) < LEAST_SHARE:
+    if share(again, case) < LEAST_SHARE or is_the_partitioners(case):
         return
     rows = [row for row in case.run.ops if row.phase == "recompute"]
     products = [row for row in rows if row.name in _PRODUCT_ROWS or row.name.startswith(ATEN_ATTENTION)]

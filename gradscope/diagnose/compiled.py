@@ -1,0 +1,24 @@
+"""What the rules ask of compiled code."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from gradscope.diagnose.case import Case
+
+
+def facts_of(case: Case) -> Mapping[str, Any]:
+    """What was noted of compilations: see :func:`gradscope.capture.compiling.compile_facts`; or nothing."""
+    found: Mapping[str, Any] = case.facts.settings.get("compiled", {})
+    return found
+
+
+def is_the_partitioners(case: Case) -> bool:
+    """Check that what is recomputed is what compiled graphs do not save: the program checkpoints nothing itself.
+
+    A checkpoint that is not compiled runs its modules again; in a graph none is called.
+    """
+    facts = facts_of(case)
+    again = [row for row in case.run.ops if row.phase == "recompute" and row.name.startswith(("cpp_", "triton_"))]
+    return bool(facts.get("graphs")) and not facts.get("checkpointed") and bool(again)
