@@ -14,6 +14,7 @@ from gradscope.diagnose.rules import RULES
 from gradscope.tables import Finding, GraphNote, NodeNote, OpRow
 from tests.diagnose.settings.test_settings_made import made_case
 from tests.diagnose.timing_cases import MS, check_words
+from tests.diagnose.timing_cases import row as layer
 
 SIZE = "tensor 'x' size mismatch at index 1. expected 64, actual 32"
 
@@ -107,11 +108,12 @@ def test_what_is_torchs_own_or_gradscopes_is_not_told() -> None:
 
 def recomputing(*ops: OpRow, rule: str = "graph-recompute", again: int = 10 * MS, **facts: Any) -> list[Finding]:
     compiled = {"graphs": 2, "checkpointed": False, "budget": 0.5, "recomputed_bytes": 3_000_000, **facts}
-    fused = OpRow("head", "recompute", "cpp_fused_0", 1.0, 10 * MS)
+    fused = OpRow("", "recompute", "cpp_fused_0", 1.0, again)
     case = made_case(ops=ops or (fused,), device="cpu", compiled=compiled)
     ledger = replace(case.run.ledger, backward_ns=again, recompute_ns=again)
     step = replace(case.run.step, forward_ns=case.run.step.forward_ns - again, backward_ns=again)
-    run = replace(case.run, step=step, ledger=ledger)
+    model = layer("", 0, 0, "Model", recompute_ns=again, backward_total_ns=again, backward_self_steps_ns=(0,))
+    run = replace(case.run, step=step, ledger=ledger, layers=(model,))
     return list(RULES[rule].find(replace(case, run=run)))
 
 
@@ -127,7 +129,7 @@ def test_what_a_memory_budget_costs_and_saves() -> None:
 def test_what_is_checkpointed_or_partitioned_as_usual_is_no_budgets() -> None:
     assert not recomputing(budget=1.0) and not recomputing(again=MS)
     assert not recomputing(checkpointed=True) and recomputing(rule="checkpoint-share", checkpointed=True)
-    eager = OpRow("head", "recompute", "aten::addmm", 1.0, 10 * MS)
+    eager = OpRow("", "recompute", "aten::addmm", 1.0, 10 * MS)
     assert not recomputing(eager) and recomputing(eager, rule="checkpoint-share")
 
 
