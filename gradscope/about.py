@@ -26,6 +26,7 @@ from gradscope.capture.registry import wrapped
 from gradscope.capture.result import Capture
 from gradscope.capture.session import Session
 from gradscope.capture.training import StepFinder
+from gradscope.graphs import has_noted_sizes
 from gradscope.readings import READING_MEMORY, READING_SURVEY, TimedTrace
 from gradscope.tables import Options, RunData, StepTimes, TakenStep, WorkloadInfo
 from gradscope.tree import parameters_of
@@ -171,6 +172,12 @@ def _of_timed_steps(capture: Capture, trace: TimedTrace) -> list[str]:
         notes.append(
             f"a backward pass runs more than {timed.passes.most_nodes:,} nodes, the most that can be "
             "inspected: the layers of its gradient accumulation, and some saved tensors, are unknown"
+        )
+    watch = capture.compiled
+    if not all(has_noted_sizes(ran, watch.graphs) for ran in watch.runs):
+        notes.append(
+            "compiled graphs ran with other sizes than those that they were first compiled for: FLOPs of these runs "
+            "are not counted"
         )
     if capture.passes_compiled:
         notes.append(

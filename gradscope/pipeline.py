@@ -32,6 +32,7 @@ from gradscope.diagnose.case import Case
 from gradscope.diagnose.engine import diagnose, every_rule
 from gradscope.errors import NothingMeasuredError, Terminated
 from gradscope.evidence import known_facts, with_recording
+from gradscope.graphs import compiled_graphs
 from gradscope.limits import kept
 from gradscope.process import room_for_files, stops_put_off
 from gradscope.readings import (
@@ -39,7 +40,6 @@ from gradscope.readings import (
     READING_SURVEY,
     MemoryPassOnce,
     TimedTrace,
-    compiled_graphs,
     read_survey_step,
     read_timed,
     source_text,

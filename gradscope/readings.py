@@ -25,15 +25,10 @@ from gradscope.capture.phases import SETTLING_STEPS
 from gradscope.capture.phases.lines import Lines
 from gradscope.capture.registry import local_path
 from gradscope.capture.result import Capture, SurveyStep, TimedSteps, TracedSteps
-from gradscope.capture.survey import user_line
 from gradscope.tables import (
     CompiledGraph,
-    FusedNode,
-    GraphNote,
-    GraphRun,
     IntColumn,
     LineInfo,
-    NodeNote,
     Progress,
     ReducerInfo,
     SpanTable,
@@ -107,44 +102,6 @@ def _reducers(timed: TimedSteps, names: ModuleNames) -> tuple[ReducerInfo, ...]:
         )
         for label, info in timed.reducers
     )
-
-
-def compiled_graphs(
-    notes: Sequence[GraphNote], runs: Sequence[GraphRun], names: ModuleNames, lines: list[LineInfo]
-) -> dict[int, CompiledGraph]:
-    """The graphs by the number of a run, layers by row, lines by their place in ``lines``, which gets what it lacks."""
-    place = {info: number for number, info in enumerate(lines)}
-
-    def line_of(node: NodeNote) -> int:
-        info = user_line(node.frames)
-        if info is None:
-            return -1
-        if info not in place:
-            place[info] = len(lines)
-            lines.append(info)
-        return place[info]
-
-    def layer_of(node: NodeNote) -> int:
-        for called in reversed(node.modules):
-            row = names.index.get(called.module, -1)
-            if row >= 0 and names.infos[row].class_name == called.class_name:  # else another one has its id by now
-                return row
-        return -1
-
-    graphs = [
-        {name: FusedNode.of(node, layer_of(node), line_of(node)) for name, node in note.nodes.items()} for note in notes
-    ]
-    held = names.layers_by_address() if runs else {}
-    return {
-        number: CompiledGraph(
-            notes[ran.graph].kernels,
-            graphs[ran.graph],
-            frozenset(held[address] for address in ran.parameters if address in held),
-            notes[ran.graph].inputs,
-            notes[ran.graph].is_optimizer,
-        )
-        for number, ran in enumerate(runs)
-    }
 
 
 def _paths(names: ModuleNames) -> list[str]:

@@ -374,9 +374,10 @@ def _bases(
         ran = np.isin(numbers, [other for other, same in nodes.items() if same == graph])
         candidates = [caller for caller in np.unique(callers[ran]).tolist() if caller >= 0]
         inside = {paths[node.layer] for node in graphs[number].nodes.values() if node.layer >= 0}
-        fitting = [each for each in candidates if all(_is_below(path, paths[each]) for path in inside)]
-        if inside and fitting:
-            found[number] = max(fitting, key=lambda each: len(paths[each]))
+        # A layer that several blocks share lies in the first of them, and none of its nodes in that which ran it.
+        held = {each: sum(_is_below(path, paths[each]) for path in inside) for each in candidates}
+        if any(held.values()):
+            found[number] = max(candidates, key=lambda each: (held[each], len(paths[each])))
     return found
 
 

@@ -207,6 +207,8 @@ class ModuleRegistry:
                 modules = all_modules()
                 inside = {id(child) for module in modules for child in children_of(module)}
                 for top in modules:
+                    if issubclass(type(top), torch.fx.GraphModule):  # what Dynamo has made of one
+                        continue
                     held = (id(tensor) for inner in modules_of(top) for tensor in inner._parameters.values())
                     if id(top) not in inside and not missing.isdisjoint(held):
                         self.add_root(top)

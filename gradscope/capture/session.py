@@ -22,10 +22,10 @@ from gradscope.capture.phases import EventReader, Phase, Run, StepRecorder, plan
 from gradscope.capture.result import Capture
 from gradscope.capture.survey import FlopMode, LineMode
 from gradscope.compat import (
+    CompiledSteps,
     graph_task_id,
     require_no_profiler,
     sequence_number,
-    untraced,
     watch_profilers,
     watching_dynamo,
     watching_graphs,
@@ -77,8 +77,10 @@ class Session:
         self._entered = False  # whether the current phase measures
         self._exits = ExitStack()  # of the current phase
         self._installed = ExitStack()
+        self._watching_compiler = ExitStack()
         self._closed = False
         self._abandoned = False
+        self._steps = CompiledSteps()
         self._trainer: threading.Thread | None = None  # whose steps count
         self._postponed = False  # a step ended inside the engine
         self._paused = False
@@ -97,13 +99,15 @@ class Session:
             stack.enter_context(self.run.backward.installed())
             stack.enter_context(self.run.loaders.installed())
             stack.enter_context(watch_profilers(self._give_way, self._other_ended))
-            stack.enter_context(watching_dynamo(self._compiling, self._note_no_graphs))
-            stack.enter_context(watching_graphs(self.capture.compiled, self._note_no_graphs))
+            compiling = stack.enter_context(ExitStack())
+            compiling.enter_context(watching_dynamo(self._compiling, self._note_no_graphs))
+            compiling.enter_context(watching_graphs(self.capture.compiled, self._note_no_graphs))
+            self._watching_compiler = compiling
             stack.enter_context(letting_others_leave(lambda mode: isinstance(mode, (LineMode, FlopMode))))
             stack.callback(self.run.sampler.stop)
             stack.callback(self.run.line_mode.release)
             # Not when the memory pass begins: that may be inside one of these hooks, which torch is iterating over.
-            note = untraced(self.run.guard.hook("recording optimizers", self.surroundings.note_optimizer))
+            note = self._steps.hook(self.run.guard.hook("recording optimizers", self.surroundings.note_optimizer))
             stack.callback(register_optimizer_step_post_hook(note).remove)
             self.backward.settled = self._settle
             stack.callback(setattr, self.backward, "settled", None)  # else the run would hold itself alive
@@ -173,6 +177,9 @@ class Session:
             self._turning = False
 
     def _turn(self) -> bool:
+        compiled = self._steps.take()
+        if compiled is not None:
+            self.surroundings.note_optimizer(compiled, (), {})
         self.capture.steps_done += 1
         self.capture.ranks = self.capture.ranks or rank_and_size()
         self.capture.registry.step = self.capture.steps_done
@@ -282,6 +289,8 @@ class Session:
             self._number += 1
         if self._number == len(self._phases):
             self.finished = True
+            # A program that runs on compiles what is left of it as without gradscope.
+            self.run.guard.close(COMPILED_GRAPHS, self._watching_compiler)
             with self.run.guard.over(_KEEPING):
                 self.capture.hold()
             return
@@ -341,6 +350,7 @@ class Session:
     # -- the user's own profiler ---------------------------------------------------------------------------------------
 
     def _compiling(self, begins: bool) -> None:
+        self.run.has_compiled |= begins
         if not self._closed:
             self._progress.busy("compiling" if begins else "")
 

@@ -18,7 +18,7 @@ from gradscope.capture.environment import rank_and_size
 from gradscope.capture.guard import Guard
 from gradscope.capture.registry import Seen
 from gradscope.capture.result import StepsOfOptimizer
-from gradscope.compat import graph_task_id, untraced
+from gradscope.compat import CompiledSteps, graph_task_id
 from gradscope.devices import is_capturing
 from gradscope.process import note_ended_early
 
@@ -180,6 +180,7 @@ class StepFinder:
         self._described: tuple[int, ...] = ()
         self._seen: Seen[Optimizer] = Seen()
         self._trainer: threading.Thread | None = None  # whose optimizers count
+        self._compiled = CompiledSteps()
         self._inside = False  # an optimizer has stepped in the backward pass that runs
         self.backwards = 0  # outermost passes that have ended
         self._mains = 0  # of the main thread's, while an optimizer was waited for
@@ -193,8 +194,7 @@ class StepFinder:
         """Watch every optimizer and every backward pass while the block runs."""
         with self._guard.over(STEP_ENDS):
             self._others.update(_optimizers())
-        # Of a step that torch.compile compiles too, which is no graph as a whole in any case.
-        handle = register_optimizer_step_post_hook(untraced(self._guard.hook(STEP_ENDS, self._stepped)))
+        handle = register_optimizer_step_post_hook(self._compiled.hook(self._guard.hook(STEP_ENDS, self._stepped)))
         self._session.backward.ended = self._went_backward
         try:
             yield
@@ -260,6 +260,9 @@ class StepFinder:
         if self._inside:
             self._inside = False
             self._advance(_INSIDE_BACKWARD)
+        if self._compiled.take() is not None and self._is_trainer() and not len(self._seen):
+            self._boundary()  # the step of this pass's optimizer ended after the pass before
+            return
         if len(self._seen):
             return
         if self._leads_on(makes_graph):

@@ -12,7 +12,7 @@ from gradscope.compat.checks import (
     check,
     require,
 )
-from gradscope.compat.dynamo import CompileLog, compiles_backward, keep_eager, untraced, watching_dynamo
+from gradscope.compat.dynamo import CompiledSteps, CompileLog, compiles_backward, keep_eager, untraced, watching_dynamo
 from gradscope.compat.engine import (
     checkpoint_frame,
     current_node_number,
@@ -60,6 +60,7 @@ from gradscope.compat.profilers import (
 __all__ = [
     "Check",
     "CompileLog",
+    "CompiledSteps",
     "GraphWatch",
     "SavedTensor",
     "TraceMarker",

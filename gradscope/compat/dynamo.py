@@ -44,11 +44,35 @@ def _leave_alone(code: CodeType) -> None:
     torch._C._dynamo.eval_frame.set_code_exec_strategy(code, skip)  # type: ignore[attr-defined]
 
 
-def untraced(function: Callable[..., Any]) -> Callable[..., Any]:
-    """``function`` as Dynamo calls it and never looks into it: the graph that it compiles is broken there.
+class CompiledSteps:
+    """A hook of optimizers' steps that breaks no graph: of compiled ones it is told afterwards, by :meth:`take`.
 
-    Where a program may not have a break (``fullgraph=True``) this ends it.
+    Dynamo makes of an attribute that is set while it traces one that is set at the end of each run of the graph.
     """
+
+    def __init__(self) -> None:
+        self.optimizer: Any = None  # that has stepped in compiled code
+
+    def hook(self, function: Callable[[Any, Any, Any], Any]) -> Callable[[Any, Any, Any], Any]:
+        """``function``, for steps that are not compiled."""
+
+        def call(optimizer: Any, args: Any, kwargs: Any) -> Any:
+            if torch.compiler.is_compiling():
+                self.optimizer = optimizer
+                return None
+            return function(optimizer, args, kwargs)
+
+        keep_eager(call)
+        return call
+
+    def take(self) -> Any:
+        """The optimizer that has stepped in compiled code since the last time; None for none."""
+        found, self.optimizer = self.optimizer, None
+        return found
+
+
+def untraced(function: Callable[..., Any]) -> Callable[..., Any]:
+    """``function`` as Dynamo calls it and never looks into it, for what breaks the graph of itself in any case."""
     called = function
 
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -98,8 +122,6 @@ class CompileLog:
 
     def compilations(self) -> list[Compilation]:
         """Each frame that was compiled; of many the latest, as torch keeps some only."""
-        utils = sys.modules.get("torch._dynamo.utils")
-        metrics = () if utils is None else utils.get_compilation_metrics()
         return [
             Compilation(
                 users_name(each.co_name or ""),
@@ -107,23 +129,38 @@ class CompileLog:
                 each.co_firstlineno or 0,
                 each.entire_frame_compile_time_s or 0.0,
                 str(each.compile_id).rpartition("/")[2] not in {"", "0"},
-                (getattr(each, "recompile_reason", None) or "").strip().partition("\n")[0],
+                _first_line(getattr(each, "recompile_reason", None) or ""),
             )
-            for each in metrics
-            if each.co_filename and (each.start_time or 0.0) >= self._began
+            for each in self._metrics()
+            if each.co_filename
         ]
 
+    def _metrics(self) -> list[Any]:
+        utils = sys.modules.get("torch._dynamo.utils")
+        metrics = () if utils is None else utils.get_compilation_metrics()
+        return [each for each in metrics if (each.start_time or 0.0) >= self._began]
+
     def breaks(self) -> list[GraphBreak]:
-        """Each break of a graph."""
+        """Each break of a graph, and each function that is not compiled for one, in a loop say."""
         noted = _noted_breaks()
         new = noted[self._broken :] if len(noted) >= self._broken else noted  # else torch._dynamo.reset() was called
-        return [
+        found = [
             GraphBreak(
-                tuple((frame.filename, frame.lineno or 0) for frame in each.user_stack),
-                str(each.reason).strip().partition("\n")[0],
+                tuple((frame.filename, frame.lineno or 0) for frame in each.user_stack), _first_line(each.reason)
             )
             for each in new
         ]
+        return found + [
+            GraphBreak(
+                ((each.fail_user_frame_filename, each.fail_user_frame_lineno or 0),), _first_line(each.fail_reason)
+            )
+            for each in self._metrics()
+            if each.fail_type and each.fail_user_frame_filename
+        ]
+
+
+def _first_line(text: Any) -> str:
+    return str(text).strip().partition("\n")[0]
 
 
 def _noted_breaks() -> list[Any]:

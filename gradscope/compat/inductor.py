@@ -14,7 +14,7 @@ import re
 import sys
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from operator import attrgetter
@@ -81,6 +81,7 @@ class GraphWatch:
     def __init__(self) -> None:
         self.graphs: list[GraphNote] = []
         self.runs: list[GraphRun] = []  # each once
+        self.has_run = False  # a graph has, also one that was compiled before
         self.told: Callable[[Sequence[torch.Tensor]], Any] | None = None  # of the parameters of a run that is new
         self.reads: Callable[[int, Sequence[Any]], None] | None = None  # told of each run what it is run with
         self._known: dict[GraphRun, int] = {}
@@ -88,7 +89,8 @@ class GraphWatch:
     def run(self, number: int, inputs: Sequence[Any]) -> int:
         """The number of a run of that graph."""
         parameters = [each for each in inputs if isinstance(each, torch.nn.Parameter)]
-        ran = GraphRun(number, tuple(each.data_ptr() for each in parameters))
+        sizes = tuple(each for each in inputs if type(each) is int)
+        ran = GraphRun(number, tuple(each.data_ptr() for each in parameters), sizes)
         if ran not in self._known:
             self._known[ran] = len(self.runs)
             self.runs.append(ran)
@@ -152,6 +154,7 @@ def _watching(watch: GraphWatch, failed: Callable[[Exception], None]) -> Iterato
 
     @functools.wraps(call)
     def run(self: Any, inputs: Any) -> Any:
+        watch.has_run = True
         number = numbers.get(id(self), -1)
         if number >= 0 and torch.autograd.profiler._is_profiler_enabled:
             try:
@@ -208,12 +211,18 @@ def _noted(graph: Any, before: int, earlier: Mapping[str, NodeNote]) -> GraphNot
     made_of: Mapping[str, Sequence[str]] = debug._inductor_triton_kernel_to_post_grad_node_info
     found = [(match, names) for text, names in made_of.items() if (match := _HANDLE.fullmatch(text))]
     kernels = sorted((int(match["order"]), match["kernel"], tuple(names)) for match, names in found)
-    nodes = {node.name: _with_origin(node, _node(node), earlier) for node in graph.graph.nodes}
+    left = {node.name for node in graph.graph.nodes}
+    nodes = {node.name: _with_origin(node, _node(node), earlier, left) for node in graph.graph.nodes}
     return GraphNote(
         kernels=tuple((name, names) for order, name, names in kernels if order > before),  # as in the generated code
         nodes=nodes,
         inputs=tuple(node.name for node in graph.graph.nodes if node.op == "placeholder"),
         is_optimizer=_is_optimizer(nodes.values()),
+        sizes=tuple(
+            _seen(node.meta.get("val"))
+            for node in graph.graph.nodes
+            if node.op == "placeholder" and isinstance(node.meta.get("val"), (int, torch.SymInt))
+        ),
         is_checkpointed=any("ac_graph_id" in node.meta for node in graph.graph.nodes),
     )
 
@@ -244,16 +253,24 @@ def _node(node: Any) -> NodeNote:
     )
 
 
-def _with_origin(node: Any, note: NodeNote, earlier: Mapping[str, NodeNote]) -> NodeNote:
-    """``note`` of where the matmul is from where a pass has joined one with an addition, whose origin torch keeps."""
+def _with_origin(node: Any, note: NodeNote, earlier: Mapping[str, NodeNote], left: Collection[str]) -> NodeNote:
+    """``note`` of where the matmul is from where a pass has joined one with an addition, whose origin torch keeps.
+
+    Args:
+        left: names of the nodes that there are now: of two matmuls that were added the one that was not joined.
+    """
     if node.name in earlier or not note.flops:
         return note
     replaced = [each.name for each in node.meta.get("from_node", ())]
     joined = [name for each in replaced if each in earlier for name in (each, *earlier[each].inputs)]
-    origins = [found for name in joined if (found := earlier.get(name)) is not None and found.flops == note.flops]
+    origins = {
+        name: found
+        for name in joined
+        if name not in left and (found := earlier.get(name)) is not None and found.flops == note.flops
+    }
     if len(origins) != 1:
         return note
-    (origin,) = origins
+    (origin,) = origins.values()
     return replace(note, modules=origin.modules, frames=origin.frames, forward=origin.forward)
 
 

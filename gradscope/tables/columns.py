@@ -233,6 +233,7 @@ class GraphNote:
         inputs: names of the nodes that stand for what it is run with, in order.
         is_optimizer: it is an optimizer's step.
         is_checkpointed: the program checkpoints something in it.
+        sizes: of what is not fixed, those that it was compiled with, in the order of the inputs.
     """
 
     kernels: tuple[tuple[str, tuple[str, ...]], ...]
@@ -240,6 +241,7 @@ class GraphNote:
     inputs: tuple[str, ...] = ()
     is_optimizer: bool = False
     is_checkpointed: bool = False
+    sizes: tuple[int, ...] = ()
 
     def recomputed_bytes(self) -> int:
         """Bytes of what is of forward, computed again here, and read by nodes of backward: what is not saved for it."""
@@ -255,10 +257,11 @@ class GraphNote:
 
 @dataclass(frozen=True, slots=True)
 class GraphRun:
-    """What a compiled graph was run with: the number of the graph, and the addresses of parameters among its inputs."""
+    """What a compiled graph was run with: its number, addresses of parameters, and sizes that are not fixed."""
 
     graph: int
     parameters: tuple[int, ...]
+    sizes: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

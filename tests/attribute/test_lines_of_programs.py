@@ -297,7 +297,7 @@ def test_where_no_lines_are_noted_none_are_said_to_be_told() -> None:
     data = measured(Compiled())
     assert not data.lines
     (note,) = [note for note in data.notes if "source lines" in note]
-    assert note.startswith("the model uses torch.compile, but gradscope saw Inductor compile nothing")
+    assert note.startswith("the program uses torch.compile, but gradscope saw Inductor compile nothing")
 
 
 class Averages(nn.Module):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +106,54 @@ def custom(model: Model) -> Callable[[Tensor], Tensor]:
     return torch.compile(model)
 
 
+class Sum(nn.Module):
+    """Two matmuls of one size that are added, which Inductor joins; and blocks that share a module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(64, WIDTH)
+        self.query, self.key = (nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(2))
+        shared = nn.Linear(WIDTH, WIDTH)
+        self.blocks = nn.ModuleList([Sharing(shared) for _ in range(3)])
+        self.head = nn.Linear(WIDTH, 64)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embed(tokens.flatten())
+        x = torch.tanh(self.query(x) + self.key(torch.sin(x)))
+        for block in self.blocks:
+            x = block(x)
+        return F.cross_entropy(self.head(x), tokens.flatten())
+
+
+class Sharing(nn.Module):
+    def __init__(self, shared: nn.Linear) -> None:
+        super().__init__()
+        self.own, self.shared = nn.Linear(WIDTH, WIDTH), shared
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.shared(torch.tanh(self.own(x))))
+
+
+def replaced(model: Sum) -> Callable[[Tensor], Tensor]:
+    """Another module stands at the place of one that was compiled."""
+    compiled, steps = torch.compile(model), count()
+
+    def step(tokens: Tensor) -> Tensor:
+        if next(steps) == 1:
+            model.query = nn.Linear(WIDTH, WIDTH, bias=False)
+        loss: Tensor = compiled(tokens)
+        return loss
+
+    return step
+
+
+def more(model: Model) -> Callable[[Tensor], Tensor]:
+    """Graphs for any size, first compiled for a smaller one."""
+    compiled = torch.compile(model, dynamic=True)
+    compiled(torch.randint(0, 64, (3, 7))).backward()
+    return compiled
+
+
 def untold(model: Model) -> Callable[[Tensor], Tensor]:
     """With a torch that does not tell what its kernels are made of."""
 
@@ -116,6 +166,7 @@ def untold(model: Model) -> Callable[[Tensor], Tensor]:
 
 CASES: dict[str, Callable[[Model], Callable[[Tensor], Tensor]]] = {
     "eager": lambda model: model,
+    "eager sum": lambda model: model,  # before anything is compiled: Dynamo leaves its functions in this module
     "whole": whole,
     "regional": regional,
     "dynamic": dynamic,
@@ -125,14 +176,22 @@ CASES: dict[str, Callable[[Model], Callable[[Tensor], Tensor]]] = {
     "optimizer": whole,  # its step is compiled too
     "autograd": whole_pass,
     "custom": custom,
+    "sum": whole,
+    "sharing": regional,
+    "replaced": replaced,  # type: ignore[dict-item]
+    "more": more,
     "untold": untold,  # the last: it breaks what the others need
 }
+
+
+SUMS = {"eager sum", "sum", "sharing", "replaced"}
 
 
 def run(case: str, folder: Path) -> None:
     torch.manual_seed(0)
     torch._dynamo.reset()
-    model = Model(broken=case == "broken")
+    made = Sum if case in SUMS else partial(Model, broken=case == "broken")
+    model: Any = made()
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
     tokens = torch.randint(0, 64, (8, 32))
     before = settings()

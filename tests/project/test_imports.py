@@ -40,7 +40,8 @@ _ALLOWED: dict[str, set[str]] = {
     "recipes": {*_BASE, "kernels"},
     "kernels": {*_BASE, "compat"},
     "readings": {*_BASE, "capture", "trace", "attribute"},
-    "about": {*_BASE, "tree", "capture", "attribute", "readings"},
+    "graphs": {*_BASE, "capture", "tree"},
+    "about": {*_BASE, "tree", "capture", "attribute", "readings", "graphs"},
     "evidence": {*_BASE, "capture", "recording", "diagnose", "patching"},
     "pipeline": {
         *_BASE,
@@ -51,6 +52,7 @@ _ALLOWED: dict[str, set[str]] = {
         "trace",
         "attribute",
         "readings",
+        "graphs",
         "about",
         "evidence",
         "limits",

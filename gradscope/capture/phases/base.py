@@ -13,7 +13,7 @@ from gradscope.capture.budget import Budget
 from gradscope.capture.guard import Guard
 from gradscope.capture.loop import LineSampler, LoaderWatch
 from gradscope.capture.memory import Surroundings
-from gradscope.capture.modes import compiled_frames
+from gradscope.capture.modes import compiled_frames, uses_compile
 from gradscope.capture.result import Capture
 from gradscope.capture.storages import take_census
 from gradscope.capture.survey import LineMode, Tracer
@@ -68,6 +68,7 @@ class Run:
     line_mode: LineMode = field(default_factory=LineMode)
     faults: FaultMeter = field(default_factory=FaultMeter)
     compiled_before: int = field(default_factory=compiled_frames)
+    has_compiled: bool = False  # Dynamo, anything: its own count of frames leaves out those with fullgraph=True
     compile_log: CompileLog = field(default_factory=CompileLog)
     profiler: Any = None  # gradscope's own, while it runs
     reader: EventReader | None = (
@@ -80,6 +81,14 @@ class Run:
         self.budget = Budget(self.capture.options.memory_budget)
         self.loaders = LoaderWatch(self.guard)
         self.sampler = LineSampler(self.guard)
+
+    def uses_compile(self) -> bool:
+        """Check that compiled code runs: something was compiled or run since the run began, or lies in reach."""
+        return (
+            self.has_compiled
+            or self.capture.compiled.has_run
+            or uses_compile(self.capture.registry.alive(), self.compiled_before)
+        )
 
     def leave_out(self, what: Sequence[str]) -> None:
         """Note what is not measured, for the budget's sake."""

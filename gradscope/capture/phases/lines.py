@@ -7,7 +7,6 @@ from contextlib import ExitStack
 from typing import Any
 
 from gradscope import markers
-from gradscope.capture.modes import uses_compile
 from gradscope.capture.modules import MODULE_CALLS, CallRecorder
 from gradscope.capture.phases.base import Phase, Run
 from gradscope.capture.phases.timed import SETTLING_STEPS
@@ -44,7 +43,7 @@ class Lines(Phase):
 
     def fits(self) -> bool:
         run, capture = self.run, self.run.capture
-        if capture.survey is None or uses_compile(capture.registry.alive(), run.compiled_before):
+        if capture.survey is None or run.uses_compile():
             return False
         self._look()
         self.steps = min(MOST, run.budget.traced_steps()) if self._missing > LEAST else 0

@@ -10,7 +10,6 @@ from gradscope import markers
 from gradscope.capture.backward import Around
 from gradscope.capture.budget import MEMORY_PASS
 from gradscope.capture.memory import STEPS, MemoryPass, MemoryTracer, Surroundings, finished_pass
-from gradscope.capture.modes import uses_compile
 from gradscope.capture.modules import MODULE_CALLS, CallRecorder
 from gradscope.capture.phases.base import Phase, Run
 from gradscope.capture.survey import LineTracer
@@ -102,7 +101,7 @@ class Memory(Phase):
 
     def _put_up(self, exits: ExitStack, *, settled: bool) -> None:
         run = self.run
-        with_lines = run.capture.options.lines and not uses_compile(run.capture.registry.alive(), run.compiled_before)
+        with_lines = run.capture.options.lines and not run.uses_compile()
         steps = self._steps = MemorySteps(
             run.surroundings, LineTracer(run.line_mode, run.guard), CallRecorder(run.guard, run.capture.registry)
         )

@@ -12,7 +12,6 @@ import torch
 from gradscope.capture.backward import Around
 from gradscope.capture.denormals import DenormalWatch
 from gradscope.capture.environment import SwitchWatch, current_settings, optimizer_fact
-from gradscope.capture.modes import uses_compile
 from gradscope.capture.phases.base import Phase, Run, StepRecorder
 from gradscope.capture.phases.timed import SETTLING_STEPS
 from gradscope.process import unheard
@@ -33,7 +32,7 @@ class RecordingPhase(Phase):
         run = self.run
         exits.enter_context(self._switches.watching(run.guard))
         recorder = run.recorder
-        if recorder is not None and not uses_compile(run.capture.registry.alive(), run.compiled_before):
+        if recorder is not None and not run.uses_compile():
             exits.enter_context(recorder.watching(run.guard))
             exits.enter_context(unheard(module=r"gradscope\."))  # as in the survey
             run.line_mode.turn_on(recorder)

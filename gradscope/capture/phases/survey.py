@@ -10,7 +10,6 @@ import torch
 
 from gradscope.capture.backward import Around
 from gradscope.capture.budget import SurveyPlan
-from gradscope.capture.modes import uses_compile
 from gradscope.capture.modules import MODULE_CALLS, CallRecorder
 from gradscope.capture.phases.base import Phase, Run
 from gradscope.capture.phases.timed import read_timed
@@ -20,12 +19,13 @@ from gradscope.capture.survey import FLOPS, FlopMode, GraphTracer, LineTracer
 from gradscope.compat import new_profiler
 
 _WITH_GRAPHS = (
-    "the model uses torch.compile: source lines and FLOPs are those of the compiled graphs, and what runs outside of "
+    "the program uses torch.compile: source lines and FLOPs are those of the compiled graphs, and what runs outside of "
     "them has none"
 )
 _WITHOUT_GRAPHS = (
-    "the model uses torch.compile, but gradscope saw Inductor compile nothing: it was compiled before, or by another "
-    "backend. Its graphs are a row each, and source lines and FLOPs were not measured"
+    "the program uses torch.compile, but gradscope saw Inductor compile nothing: it was compiled before, by another "
+    "backend or on another thread, or comes from a cache that its options ask for. Its graphs are a row each, and "
+    "source lines and FLOPs were not measured"
 )
 
 
@@ -63,7 +63,7 @@ class Survey(Phase):
         run = self.run
         self._plan = run.budget.survey()
         # Modes would send compiled code back to eager or break its graph: nodes of another step, other lines.
-        self._compiled = uses_compile(run.capture.registry.alive(), run.compiled_before)
+        self._compiled = run.uses_compile()
         with_lines = run.capture.options.lines and not self._compiled
         self._recorder.on_root_call = run.guard.hook(self.name, self._note_batch)
         exits.callback(setattr, self._recorder, "on_root_call", None)  # else the run would hold itself alive

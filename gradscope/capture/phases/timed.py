@@ -13,7 +13,6 @@ from contextlib import ExitStack
 from gradscope import markers
 from gradscope.capture.backward import TENSOR_HOOKS, TensorHooks
 from gradscope.capture.byhand import BY_HAND
-from gradscope.capture.modes import uses_compile
 from gradscope.capture.modules import CALL_COST, MODULE_CALLS, CallRecorder, measure_call_cost
 from gradscope.capture.passes import PassRecorder
 from gradscope.capture.phases.base import Phase, Run
@@ -140,7 +139,7 @@ class Timed(Phase):
 
     def _look_for_calls_by_hand(self) -> None:
         run, timed = self.run, self._timed
-        if not uses_compile(run.capture.registry.alive(), run.compiled_before):
+        if not run.uses_compile():
             timed.recorder.look_for_calls_by_hand(timed.passes.leaves, run.surroundings.models())
 
     def _measure_again(self) -> None:

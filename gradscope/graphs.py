@@ -1,0 +1,98 @@
+"""What was noted of compiled graphs, in the terms of attribution: rows of the layer table and places of lines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from gradscope.capture.naming import ModuleNames
+from gradscope.capture.survey import user_line
+from gradscope.tables import CalledFrom, CompiledGraph, FusedNode, GraphNote, GraphRun, LineInfo, NodeNote
+from gradscope.tree import join
+
+
+def compiled_graphs(
+    notes: Sequence[GraphNote], runs: Sequence[GraphRun], names: ModuleNames, lines: list[LineInfo]
+) -> dict[int, CompiledGraph]:
+    """The graphs by the number of a run, layers by row, lines by their place in ``lines``, which gets what it lacks.
+
+    Of a run with other sizes than those that its graph was first compiled for nothing is known of FLOPs: they are 0.
+    """
+    layers, places = _Layers(names), _Lines(lines)
+    graphs = [
+        {name: FusedNode.of(node, layer, places.line(node)) for name, node, layer in layers.of(note.nodes.items())}
+        for note in notes
+    ]
+    held = names.layers_by_address() if runs else {}
+    found = {}
+    for number, ran in enumerate(runs):
+        note, nodes = notes[ran.graph], graphs[ran.graph]
+        if not has_noted_sizes(ran, notes):
+            nodes = {name: replace(node, flops=0) for name, node in nodes.items()}
+        holders = frozenset(held[address] for address in ran.parameters if address in held)
+        found[number] = CompiledGraph(note.kernels, nodes, holders, note.inputs, note.is_optimizer)
+    return found
+
+
+def has_noted_sizes(ran: GraphRun, notes: Sequence[GraphNote]) -> bool:
+    """Check that it ran with the sizes of which its nodes were noted."""
+    return ran.sizes == notes[ran.graph].sizes
+
+
+class _Lines:
+    def __init__(self, lines: list[LineInfo]) -> None:
+        self._lines, self._place = lines, {info: number for number, info in enumerate(lines)}
+
+    def line(self, node: NodeNote) -> int:
+        info = user_line(node.frames)
+        if info is None:
+            return -1
+        if info not in self._place:
+            self._place[info] = len(self._lines)
+            self._lines.append(info)
+        return self._place[info]
+
+
+class _Layers:
+    """The layers of nodes. What stands at a path now may be another module than that which was compiled."""
+
+    def __init__(self, names: ModuleNames) -> None:
+        self._names = names
+        self._row_of = {info.path: row for row, info in enumerate(names.infos)}
+
+    def of(self, nodes: Iterable[tuple[str, NodeNote]]) -> list[tuple[str, NodeNote, int]]:
+        """The nodes of one graph with the row of each; -1 for none."""
+        nodes = list(nodes)
+        called = {each.module: each for _, node in nodes for each in node.modules}
+        # Torch's names begin with where the compiled code has the model from: ``L['self'].blocks.0``.
+        known = dict(self._prefix(each) for each in called.values() if self._row(each) >= 0)
+        return [(name, node, self._layer(node, known)) for name, node in nodes]
+
+    def _row(self, called: CalledFrom) -> int:
+        row = self._names.index.get(called.module, -1)
+        # Else another one has its id by now.
+        return row if row >= 0 and self._names.infos[row].class_name == called.class_name else -1
+
+    def _prefix(self, called: CalledFrom) -> tuple[str, str]:
+        """What torch calls the module around one that is known, and its path."""
+        torchs, ours = called.path.split("."), self._names.infos[self._row(called)].path.split(".")
+        while torchs and ours and torchs[-1] == ours[-1]:
+            torchs.pop()
+            ours.pop()
+        return ".".join(torchs), ".".join(ours)
+
+    def _layer(self, node: NodeNote, known: dict[str, str]) -> int:
+        for called in reversed(node.modules):
+            row = self._row(called)
+            row = row if row >= 0 else self._at_its_place(called, known)
+            if row >= 0:
+                return row
+        return -1
+
+    def _at_its_place(self, called: CalledFrom, known: dict[str, str]) -> int:
+        for prefix in sorted(known, key=len, reverse=True):
+            if called.path.startswith(prefix + "."):
+                row = self._row_of.get(join(known[prefix], called.path[len(prefix) + 1 :]), -1)
+                if row >= 0 and self._names.infos[row].class_name == called.class_name:
+                    return row
+        return -1
