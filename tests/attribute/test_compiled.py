@@ -199,3 +199,23 @@ MM, CPP1, CPP2 = "extern_kernels.mm", "cpp_fused_1", "cpp_fused_2"
 )
 def test_kernels_run_in_the_order_of_the_code(rows: list[str], kernels: list[str], found: list[int] | None) -> None:
     assert match(rows, kernels) == found
+
+
+def test_the_estimate_is_of_the_measured_steps() -> None:
+    nodes = {"x": fused(-1, size=8), "p": fused(A, "x"), "q": fused(B, "p", size=24)}
+    graphs = {0: graph(nodes, cpp_1="p q")}
+    behind = backward(11_000, 6, ("cpp_1", 400))  # the step has ended
+    found = run(graphs, *backward(1000, 5, ("cpp_1", 400)), *behind)
+    assert layers(found, "estimated_ns") == layers(found)
+
+
+def test_a_layer_that_blocks_share_stays_where_it_is() -> None:
+    """Compiled for block ``a`` and run by ``b`` too: what lies below moves with the block, the shared one does not."""
+    shared = {"x": fused(-1), "p": fused(AX, "x"), "s": fused(ROOT, "p")}
+    found = run(
+        {0: graph(shared, cpp_p="p", cpp_s="s")},
+        *backward(1000, 105, ("cpp_p", 30), ("cpp_s", 5)),
+        *backward(3000, 205, ("cpp_p", 40), ("cpp_s", 6)),
+        calls=((ROOT, 0, 9), (A, 100, 109), (B, 200, 209)),
+    )
+    assert layers(found) == {"": 11, "a.x": 30, "b.x": 40}

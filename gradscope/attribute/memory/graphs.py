@@ -43,8 +43,7 @@ def at_kernels(
 def _rows_of_kernels(trace: MemoryTrace, events: AllocationTable, kernel: np.ndarray) -> np.ndarray:  # type: ignore[type-arg]
     """The row of each event; of what a graph's own code allocates that of the kernel which it runs next."""
     table = trace.table
-    first = np.flatnonzero((kernel >= 0) & (table.parent >= 0))
-    first = first[kernel[table.parent[first]] != kernel[first]]  # not what a kernel runs itself
+    first = np.flatnonzero(kernel >= 0)  # with what a kernel runs itself, which begins behind it
     first = first[np.argsort(table.start_ns[first], kind="stable")]
     graph_of = nearest(table, first, (RowKind.GRAPH,))
     row = events.row.astype(np.int64)
