@@ -261,6 +261,7 @@ class Session:
             with self.run.guard.over(COMPILED_GRAPHS):
                 facts = compile_facts(self.run.compile_log, self.capture.compiled)
                 self.capture.settings = {**self.capture.settings, "compiled": facts}
+            self._steps.take()
             with self.run.guard.over(_KEEPING):
                 self.surroundings.forget()
             self.capture.registry.models = tuple

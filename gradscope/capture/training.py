@@ -201,6 +201,7 @@ class StepFinder:
         finally:
             self._session.backward.ended = None
             handle.remove()
+            self._compiled.take()
 
     def _stepped(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
         if is_capturing():  # a step of every replay, of which nobody is told

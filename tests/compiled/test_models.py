@@ -19,14 +19,17 @@ OWN = {"eager", "autograd", "custom", "untold", "more", *SUMS}  # which have tes
 COMPILED = [case for case in CASES if case not in OWN]
 
 
+def environment_in(folder: Path) -> dict[str, str]:
+    """No pool of processes that compile: there is one kernel at a time, and nothing is left behind."""
+    return {**os.environ, "TORCHINDUCTOR_COMPILE_THREADS": "1", "TORCHINDUCTOR_CACHE_DIR": str(folder / "cache")}
+
+
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunData]:
     folder = tmp_path_factory.mktemp("compiled")
-    # No pool of processes that compile: there is one kernel at a time, and nothing is left behind.
-    environment = {**os.environ, "TORCHINDUCTOR_COMPILE_THREADS": "1", "TORCHINDUCTOR_CACHE_DIR": str(folder / "cache")}
     ran = subprocess.run(
         [sys.executable, "-m", "tests.compiled.models", folder, *CASES],
-        env=environment,
+        env=environment_in(folder),
         cwd=SCRIPT.parents[2],
         capture_output=True,
         text=True,
@@ -213,3 +216,67 @@ def test_what_a_layer_saves_and_allocates_is_counted_once(runs: dict[str, RunDat
     for block in (0, 1):
         expected = 4 * (tokens * 4 * width + tokens * width + 4 * width * width)
         assert whole[f"blocks.{block}.up"].allocated_bytes == expected
+
+
+# A function that no graph may be broken in, called by the loop of a model that is not compiled; and an optimizer of the
+# user's whose step is compiled so.
+PROGRAM = """
+import torch
+from torch import nn
+
+class Lion(torch.optim.Optimizer):
+    def __init__(self, parameters):
+        super().__init__(parameters, dict(lr=1e-3))
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            for each in group["params"]:
+                each.add_(torch.sign(each.grad), alpha=-group["lr"])
+
+@torch.compile(fullgraph=True)
+@torch.no_grad()
+def average(averages, parameters):
+    torch._foreach_lerp_(averages, parameters, 0.01)
+
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 4))
+averages = [each.detach().clone() for each in model.parameters()]
+optimizer = Lion(model.parameters())
+step = torch.compile(lambda: optimizer.step(), fullgraph=True)
+for number in range(26):
+    loss = model(torch.randn(8, 16)).square().mean()
+    loss.backward()
+    step()
+    average(averages, [each.detach() for each in model.parameters()])
+    optimizer.zero_grad()
+    print("loss", number, loss.item())
+print("graphs broken:", len(torch._dynamo.graph_break_reasons))
+"""
+
+
+def test_graphs_that_may_not_be_broken_are_not(tmp_path: Path) -> None:
+    """The steps are found though the optimizer's hooks run in no graph; and it prints what it prints alone."""
+    script = tmp_path / "train.py"
+    script.write_text(PROGRAM)
+
+    def run(*command: str) -> str:
+        ran = subprocess.run(
+            [sys.executable, *command, str(script)],
+            env=environment_in(tmp_path),
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=600,
+        )
+        assert ran.returncode == 0, ran.stderr[-4000:]
+        return ran.stdout
+
+    def printed(text: str) -> list[str]:
+        return [line for line in text.splitlines() if line.startswith(("loss", "graphs broken"))]
+
+    found = run("-m", "gradscope", "profile", "--run-to-end", "--json", "run.json")
+    assert printed(found) == printed(run())
+    profiled = load_run(tmp_path / "run.json")
+    assert not profiled.partial and profiled.workload.steps == 5
+    assert {row.path for row in profiled.layers if row.backward_self_ns} == {"0", "1", "2"}
