@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -115,7 +115,7 @@ def read_compiled(assigned: Assigned, graphs: Mapping[int, CompiledGraph], paths
         number, place = int(table.argument[region]), (int(table.argument[region]), caller)
         if place not in known:
             block = _block(graphs[number], bases.get(number, caller), caller, paths)
-            known[place] = _Known.of(graphs[number], _Moved.of(*block, paths))
+            known[place] = _Known.of(graphs[number], _Moved.of(*block, paths, graphs[number].holders))
         here = known[place]
         children = below.get(region, [])
         found = match([table.names[table.name[row]] for row in children], here.names)
@@ -346,12 +346,14 @@ class _Moved:
     to: Mapping[int, int] | None
 
     @classmethod
-    def of(cls, base: int, caller: int, paths: Sequence[str]) -> _Moved:
+    def of(cls, base: int, caller: int, paths: Sequence[str], holders: Collection[int] = ()) -> _Moved:
         if base == caller or base < 0 or caller < 0:
             return cls(None)
         index = {path: number for number, path in enumerate(paths)}
         below = {number: path[len(paths[base]) :] for number, path in enumerate(paths) if _is_below(path, paths[base])}
-        return cls({number: index.get(paths[caller] + rest, caller) for number, rest in below.items()})
+        # What blocks share lies in the first of them alone: its parameters are those of every run.
+        there = {number: number if number in holders else caller for number in below}
+        return cls({number: index.get(paths[caller] + rest, there[number]) for number, rest in below.items()})
 
     def layer(self, number: int) -> int | None:
         """The layer; None: that which runs the graph."""

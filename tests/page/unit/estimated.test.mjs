@@ -36,9 +36,7 @@ test("what is estimated is a share of the same layers' time, repeats and what is
 });
 
 test("it is said of the pass of which a part is", () => {
-  assert.deepEqual(estimatedWords(run, at("ln_1")), [
-    "50 % of its backward is estimated: kernels that compute several layers",
-  ]);
+  assert.deepEqual(estimatedWords(run, at("ln_1")), ["50 % of its backward is estimated: fused kernels"]);
   assert.deepEqual(estimatedWords(run, at("ln_2")), []);
 });
 

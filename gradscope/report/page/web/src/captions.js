@@ -2,7 +2,6 @@
 
 import { HIGH_RATIO, USUAL_RATIO } from "./colours.js";
 import { element, refill } from "./dom.js";
-import { estimatedWords } from "./estimated.js";
 import {
   formatBytes,
   formatCalls,
@@ -159,7 +158,6 @@ export function tipLines(run, frame, metricText) {
   }
   const ratio = node.kind === "layer" ? backwardRatio(node.total) : null;
   const facts = [
-    ...(node.kind === "layer" ? estimatedWords(run, node) : []),
     ratio === null ? "" : `backward is ${formatRatio(ratio)} forward`,
     node.calls > 0 ? `${formatCalls(node.calls)} ${node.phase === "saved" ? "tensors" : "calls"}` : "",
   ];

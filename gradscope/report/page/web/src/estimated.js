@@ -1,8 +1,8 @@
 // How much of a layer's time is an estimate: its share of compiled kernels that several layers were fused into.
 
 import { formatPercent } from "./limits.js";
+import { walkTree } from "./nodes.js";
 import { BACKWARD, FORWARD } from "./run.js";
-import { childrenFirst } from "./totals.js";
 
 /**
  * @typedef {import("./run.js").Run} Run
@@ -29,13 +29,12 @@ export function hasEstimates(run) {
  */
 export function estimatedShare(run, node, metric, own) {
   if (!hasEstimates(run) || metric === "saved" || node.kind !== "layer") return null;
-  const amounts = own ? node.own : node.total;
+  const layers = (own ? [node] : walkTree(node)).flatMap((one) => (one.kind === "layer" ? one.layers : []));
   let [estimated, whole] = [0, 0];
   for (const [pass, column] of ESTIMATES) {
     if (metric !== "both" && (metric === "forward") !== (pass === FORWARD)) continue;
-    const sums = sumsOf(run, column);
-    for (const layer of node.layers) estimated += (own ? run.columns[column]?.[layer] : sums[layer]) ?? 0;
-    whole += amounts[pass];
+    for (const layer of layers) estimated += run.columns[column]?.[layer] ?? 0;
+    whole += (own ? node.own : node.total)[pass];
   }
   return whole > 0 ? estimated / whole : null;
 }
@@ -48,26 +47,6 @@ export function estimatedShare(run, node, metric, own) {
 export function estimatedWords(run, node) {
   return /** @type {const} */ (["forward", "backward"]).flatMap((pass) => {
     const share = estimatedShare(run, node, pass, false);
-    return share ? `${formatPercent(share)} of its ${pass} is estimated: kernels that compute several layers` : [];
+    return share ? `${formatPercent(share)} of its ${pass} is estimated: fused kernels` : [];
   });
-}
-
-/** @type {WeakMap<Run, Map<string, number[]>>} */
-const sumsOfRuns = new WeakMap();
-
-/**
- * Of each layer with all below it.
- * @param {Run} run
- * @param {string} column
- */
-function sumsOf(run, column) {
-  const known = sumsOfRuns.get(run) ?? new Map();
-  sumsOfRuns.set(run, known);
-  let sums = known.get(column);
-  if (!sums) {
-    sums = run.paths.map((_, layer) => run.columns[column]?.[layer] ?? 0);
-    for (const layer of childrenFirst(run)) if (run.parents[layer] >= 0) sums[run.parents[layer]] += sums[layer];
-    known.set(column, sums);
-  }
-  return sums;
 }
