@@ -84,14 +84,14 @@ def test_a_break_of_a_graph_has_its_line_and_what_the_regions_take(lookup: int, 
 class Log:
     def compilations(self) -> list[Compilation]:
         return [
-            Compilation("forward", "/home/me/model.py", 6, 1.0, False, ""),
-            Compilation("forward", "/home/me/model.py", 6, 2.0, True, f"1/0: {SIZE}  # return x * 2  # model.py:7"),
+            Compilation("forward", "project/model.py", 6, 1.0, False, ""),
+            Compilation("forward", "project/model.py", 6, 2.0, True, f"1/0: {SIZE}  # return x * 2  # model.py:7"),
             Compilation("adamw", compiling._TORCH + "optim/adamw.py", 6, 2.0, True, "1/0: x"),
             Compilation("call", compiling._OURS + "compat/dynamo.py", 6, 2.0, True, "1/0: x"),
         ]
 
     def breaks(self) -> list[GraphBreak]:
-        torchs, ours, users = compiling._TORCH + "optim/adamw.py", compiling._OURS + "x.py", "/home/me/model.py"
+        torchs, ours, users = compiling._TORCH + "optim/adamw.py", compiling._OURS + "x.py", "project/model.py"
         return [
             GraphBreak(((users, 3), (users, 8)), "item"),
             GraphBreak(((users, 4), (torchs, 9)), "of a call"),
@@ -102,8 +102,8 @@ class Log:
 
 def test_what_is_torchs_own_or_gradscopes_is_not_told() -> None:
     facts = compiling.compile_facts(Log(), GraphWatch())  # type: ignore[arg-type]
-    assert facts["again"] == [again("forward", "/home/me/model.py:6")]
-    assert [each["place"] for each in facts["breaks"]] == ["/home/me/model.py:8", "/home/me/model.py:4"]
+    assert facts["again"] == [again("forward", "project/model.py:6")]
+    assert [each["place"] for each in facts["breaks"]] == ["project/model.py:8", "project/model.py:4"]
 
 
 def recomputing(*ops: OpRow, rule: str = "graph-recompute", again: int = 10 * MS, **facts: Any) -> list[Finding]:
