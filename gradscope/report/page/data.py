@@ -198,5 +198,10 @@ def _line_columns(rows: Sequence[LineRow], layers: _Layers, strings: Strings, so
 
 def _numbers(rows: Sequence[Any], names: Sequence[str]) -> Mapping[str, list[Any]]:
     """A column for each of ``names``, but for those that were measured in no row; ``None`` stays ``None``."""
-    columns = {name: [getattr(row, name) for row in rows] for name in names}
+    columns = {name: [_short(getattr(row, name)) for row in rows] for name in names}
     return {name: column for name, column in columns.items() if any(value is not None for value in column)}
+
+
+def _short(value: Any) -> Any:
+    """A mean over steps that is whole without its ``.0``: the script knows one kind of number, the page is smaller."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
