@@ -93,7 +93,7 @@ def uses_compile(modules: Iterable[nn.Module], compiled_before: int) -> bool:
     return any(
         module._compiled_call_impl is not None
         or hasattr(module, "_orig_mod")
-        or any(_is_compiled(value) for value in _globals_of(module))
+        or any(is_compiled(value) for value in _globals_of(module))
         for module in modules
     )
 
@@ -117,16 +117,17 @@ def uncompiled() -> Iterator[None]:
         yield
 
 
-def under_compile(innermost: FrameType) -> bool:
-    """Check that the frame was called by something that torch.compile made, also inside :func:`uncompiled`."""
+def compiled_by(innermost: FrameType) -> FrameType | None:
+    """The nearest frame of what torch.compile made around a function, also inside :func:`uncompiled`; None for none."""
     kind = getattr(sys.modules.get("torch._dynamo.eval_frame"), "_TorchDynamoContext", None)
     if kind is None:
-        return False
-    wrappers = {id(each) for each in kind.__call__.__code__.co_consts}  # what it puts around a function
-    return any(id(frame.f_code) in wrappers for frame in stack(innermost))
+        return None
+    wrappers = {id(each) for each in kind.__call__.__code__.co_consts}
+    return next((frame for frame in stack(innermost) if id(frame.f_code) in wrappers), None)
 
 
-def _is_compiled(value: Any) -> bool:
+def is_compiled(value: Any) -> bool:
+    """Check that it is what torch.compile made of a function."""
     try:
         # Not getattr: a global of the user's may compute something, or raise, when it is asked for an attribute.
         return "_torchdynamo_orig_callable" in object.__getattribute__(value, "__dict__")

@@ -85,6 +85,34 @@ def untraced(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
+# Beyond torch's own limit, 8, Dynamo runs a function as it is: each way to do a step is one version of it, or several.
+_VERSIONS = 1_000
+
+
+@contextmanager
+def many_versions() -> Iterator[None]:
+    """Let Dynamo compile as many versions of a function as are asked for, and forget its code before and afterwards.
+
+    What a profile has had compiled tells of its kernels, and takes longer; the versions would count against the user's
+    own limit.
+    """
+    config: Any = sys.modules.get(f"{DYNAMO}.config")
+    if config is None:
+        yield
+        return
+    names = ("recompile_limit", "accumulated_recompile_limit")
+    held = {name: getattr(config, name) for name in names if hasattr(config, name)}
+    torch.compiler.reset()
+    try:
+        for name in held:
+            setattr(config, name, max(held[name], _VERSIONS))
+        yield
+    finally:
+        for name, value in held.items():
+            setattr(config, name, value)
+        torch.compiler.reset()
+
+
 def compiles_backward() -> bool:
     """Check that compiled autograd makes one graph of the backward pass that runs, hooks and all."""
     return bool(getattr(sys.modules.get("torch._dynamo.compiled_autograd"), "compiled_autograd_enabled", False))

@@ -16,7 +16,7 @@ from gradscope.capture.naming import ModuleNames, name_modules
 from gradscope.errors import NothingMeasuredError, WorkloadError
 from gradscope.fixing.curves import StepLimit
 from gradscope.fixing.early import files_of_forwards
-from gradscope.fixing.messages import left_out
+from gradscope.fixing.messages import left_out, under_compile
 from gradscope.fixing.result import FixSite, key_of, planned_sites, side_of, verified_sites
 from gradscope.fixing.roots import Roots
 from gradscope.patching.patches import Patches
@@ -181,6 +181,7 @@ class _ModelPlanner:
             patches, rows = Patches(found, verified), verified_sites(verified)
             self._failed |= verified.failed
             self._steps.append(verified)
+            self._notes += [note for note in under_compile(verified.compiled) if note not in self._notes]
         self._sites += [(workload.model, row) for row in rows]
         self._keys += [_key(name, key_of(site)) for site in patches.kept]
         self._notes += left_out(len(patches.kept) - len(patches.in_source))

@@ -259,6 +259,16 @@ def left_out(count: int) -> tuple[str, ...]:
     )
 
 
+def under_compile(compiled: bool) -> tuple[str, ...]:
+    """Say what is done without torch.compile where call sites run under it."""
+    if not compiled:
+        return ()
+    return (
+        "the model runs under torch.compile: call sites are found and verified as it runs without, and its step is "
+        "measured compiled, before and after",
+    )
+
+
 def next_steps(data: FixData, diff: str | None) -> list[Command]:
     """Commands to copy."""
     if data.dry_run:

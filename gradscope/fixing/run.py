@@ -14,7 +14,7 @@ from gradscope.capture.environment import describe_environment
 from gradscope.capture.guard import text_of
 from gradscope.errors import NothingMeasuredError
 from gradscope.fixing.early import Check, files_of_forwards, may_refuse
-from gradscope.fixing.messages import left_out
+from gradscope.fixing.messages import left_out, under_compile
 from gradscope.fixing.options import FixOptions
 from gradscope.fixing.report import Edited, FixReport
 from gradscope.fixing.result import FixData, FixSite, StepSide, planned_sites, side_of, verified_sites
@@ -109,7 +109,10 @@ def _tried(
         after=None if gain is None else side_of(gain.after),
         time=None if gain is None else gain.time.value,
         loss_difference=None if gain is None else verified.loss_difference,
-        notes=left_out(len(patches.kept) - len(patches.in_source)),
+        notes=(
+            *left_out(len(patches.kept) - len(patches.in_source)),
+            *under_compile(verified.compiled),
+        ),
     )
     after = None
     if patches.kept:

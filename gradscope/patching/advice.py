@@ -203,7 +203,9 @@ _TODO: dict[str, tuple[str, ...]] = {
         "neither time nor memory improves beyond noise",
         "it brings no improvement in combination with the others",
     ),
-    "run the fix without torch.compile, then compile the model": ("it runs under torch.compile",),
+    "compile the module instead: module.compile(), or torch.compile(module)": (
+        "torch.compile was applied to a function or layer in it, not to the module whose code would change",
+    ),
     "call the module in every step, or leave the code as it is": ("the module was not called in the second run",),
     _NO_GAIN: (
         "the step is slower with it",

@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import nn
 
+from gradscope.capture.modes import is_compiled
 from gradscope.capture.registry import inner_paths
 from gradscope.patching.advice import attention_switch
 from gradscope.patching.edit.rewrite import Edit, edit_of
@@ -74,6 +75,11 @@ class Site:
         return self.edit is not None and not self.reasons
 
     @property
+    def compiled(self) -> bool:
+        """Return whether it runs under torch.compile."""
+        return any(node.compiled is not None for match in self.matches for node in match.nodes)
+
+    @property
     def idle(self) -> str:
         """Say why replacing it would gain nothing on this batch; empty where it may."""
         return self.matches[0].idle if self.matches and all(match.idle for match in self.matches) else ""
@@ -103,7 +109,7 @@ def find_sites(
     return finder.sites()
 
 
-COMPILED = "it runs under torch.compile"
+COMPILED = "torch.compile was applied to a function or layer in it, not to the module whose code would change"
 _OURS = ("gradscope.recipes", "gradscope.kernels")
 
 
@@ -158,26 +164,20 @@ class _Finder:
         if any(_is_of_recipes(place.frame) for node in match.nodes for place in node.places):
             return None
         frame = _common(match)
-        compiled = any(node.compiled for node in match.nodes | match.optional | match.later)
         if frame is None:
             place = match.last.places[0] if match.last.places else None
             if place is None:  # torch's own code
                 return None
             site = self._site(match, place.frame, place.span.line if place.span else 0)
-            if compiled:
-                site.reasons.append(COMPILED)
-            else:
-                self._refuse(site, "the pattern is spread over several functions", match, place.frame)
+            self._refuse(site, "the pattern is spread over several functions", match, place.frame)
             return site
         place = match.last.place_in(frame)
         line = place.span.line if place is not None and place.span is not None else 0
         site = self._site(match, frame, line)
         if site.reasons:
             return site
-        if compiled:
-            site.reasons.append(COMPILED)
-            return site
         try:
+            _check_compiled(match, frame)
             chain = self._chain(match, frame)
             source = FunctionSource.of(frame.code, self.files)
             others = [other.edit for other in self.found.values() if other.module is site.module and other is not site]
@@ -233,6 +233,7 @@ class _Finder:
                 return tuple(reversed(links))
             if outer is None:
                 break
+            _check_compiled(match, outer)
             if inner.code in outer.code.co_consts:  # defined there: the function around it is compiled again
                 continue
             held = self._held(inner, outer)
@@ -316,6 +317,13 @@ def _common(match: Match) -> Frame | None:
     return None
 
 
+def _check_compiled(match: Match, frame: Frame) -> None:
+    """Raise Refusal where torch.compile made something that is called below ``frame``, whose new code would not be."""
+    for node in match.nodes | match.optional | match.later:
+        if node.compiled is not None and any(place.frame is frame for place in node.places[node.compiled :]):
+            raise Refusal(COMPILED)
+
+
 def _method(owner: nn.Module, frame: Frame) -> Link:
     """Return the method of ``owner`` that ``frame`` runs."""
     name = private(frame.code.co_name, frame.code)
@@ -326,6 +334,8 @@ def _method(owner: nn.Module, frame: Frame) -> Link:
     if above is not None and getattr(held, "__code__", None) is not frame.code and not hasattr(held, "__wrapped__"):
         raise Refusal(f"{name} is defined in {above.__name__}, but overridden in {type(owner).__name__}")
     own = vars(owner).get(name)
+    if is_compiled(own) or is_compiled(held):
+        raise Refusal(COMPILED)
     if own is not None and (not isinstance(own, MethodType) or own.__func__ is not held or own.__self__ is not owner):
         raise Refusal(f"{name} was already replaced on this module")
     wrappers = []

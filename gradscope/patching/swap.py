@@ -13,6 +13,7 @@ import itertools
 import linecache
 import re
 import sys
+import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import CellType, CodeType, FunctionType, MethodType
@@ -45,24 +46,22 @@ class Swap:
     def __init__(self, module: nn.Module, sites: Iterable[Site], files: dict[str, SourceFile]) -> None:
         self.module = module
         self.sites = list(sites)
-        self._old_calls = [0]  # not a number: a method that held the swap would keep the module alive
         self._plain = {site.chain[0].name for site in self.sites if not site.chain[0].bound}
+        asked = unchanged(module, self.sites)
         self.methods = {
-            name: made
-            if name in self._plain
-            else _of_its_caller(made, name, unchanged(module, self.sites), self._old_calls)
-            for name, made in ((name, _built(sites, files)) for name, sites in _by_method(self.sites))
+            name: _built(held, files) if name in self._plain else _shared(held, files, type(module), name, asked)
+            for name, held in _by_method(self.sites)
         }
         self._held: dict[str, Any] = {}  # what the module itself had under these names
 
     @property
     def old_calls(self) -> int:
         """Return how many calls ran the module's own code since :meth:`put`, because something was not as proved."""
-        return self._old_calls[0]
+        return _old_calls.get(self.module, 0)
 
     def put(self) -> None:
         """Make the module run the rewritten methods."""
-        self._old_calls[0] = 0
+        _old_calls.pop(self.module, None)
         for name, function in self.methods.items():
             held = vars(self.module).get(name, function)
             if held is not function and getattr(held, "__func__", None) is not function:
@@ -122,18 +121,40 @@ def _built(sites: list[Site], files: dict[str, SourceFile], depth: int = 0) -> F
     return made
 
 
-def _of_its_caller(
-    function: FunctionType, name: str, asked: tuple[Unchanged, ...], old_calls: list[int]
+# Calls that ran a module's own code since its swap was put, because something was not as proved. Not held by the swap:
+# a method that did would keep the module alive, and modules share methods.
+_old_calls: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDictionary()
+
+
+def _shared(
+    sites: list[Site], files: dict[str, SourceFile], kind: type[nn.Module], name: str, asked: tuple[Unchanged, ...]
 ) -> FunctionType:
+    """Build the method, one for all modules of ``kind`` that have the same sites.
+
+    Of as many methods as there are blocks, torch.compile would make as many graphs, up to a limit beyond which it
+    compiles no more.
+    """
+    methods = files[sites[0].file].methods
+    key = (kind, name, asked, tuple((site.edit.key if site.edit else None, site.chain) for site in sites))
+    try:
+        if key not in methods:
+            methods[key] = _of_its_caller(_built(sites, files), name, asked)
+        return methods[key]
+    except TypeError:  # a forward that somebody made of an object without a hash
+        return _of_its_caller(_built(sites, files), name, asked)
+
+
+def _of_its_caller(function: FunctionType, name: str, asked: tuple[Unchanged, ...]) -> FunctionType:
     """Make ``function`` a method that an instance and its shallow copies hold, and that runs where ``asked`` holds.
 
     A replica of DataParallel's and what ``copy.copy`` makes have the attributes of the original, and so its method,
     which is bound to that. Who calls it has the right module as its own first argument. Calls for which ``asked`` does
-    not hold are counted in ``old_calls``.
+    not hold are counted.
     """
 
     @functools.wraps(function)
     def method(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        patched = self
         if not torch.compiler.is_compiling():
             caller = sys._getframe(1)
             first = caller.f_locals.get(caller.f_code.co_varnames[0]) if caller.f_code.co_argcount else None
@@ -141,7 +162,7 @@ def _of_its_caller(
                 self = first
         if not all(each.holds(self) for each in asked):
             if not torch.compiler.is_compiling():
-                old_calls[0] += 1
+                _old_calls[patched] = _old_calls.get(patched, 0) + 1
             return getattr(type(self), name)(self, *args, **kwargs)
         return function(self, *args, **kwargs)
 

@@ -169,7 +169,7 @@ class Node:
     changed: frozenset[int]  # storages whose content it changed in place
     grad: bool  # whether gradients were recorded then
     autocast: bool = False  # whether torch chose dtypes then
-    compiled: bool = False  # whether torch.compile has made what it is a part of
+    compiled: int | None = None  # how many of its places run inside of what torch.compile made; None: of nothing
     called_by: weakref.ref[nn.Module] | None = None
     outside: Place | None = None  # where there are no places: the line of the user's that called torch's container
     # Names that stay when frames and modules are gone; see recording.naming.

@@ -6,6 +6,7 @@ A mode of ``torch.overrides`` sees the calls as the user wrote them: ``F.dropout
 from __future__ import annotations
 
 import inspect
+import itertools
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator
@@ -20,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 
 from gradscope.capture.callers import is_standard, stack
 from gradscope.capture.guard import Guard
-from gradscope.capture.modes import under_compile
+from gradscope.capture.modes import compiled_by
 from gradscope.recording.graph import Frame, Node, Place, Span, Value, version_of
 from gradscope.recording.live import LiveObjects, RecordedCall
 from gradscope.recording.operations import LOOKS, SHOWS, canonical
@@ -182,7 +183,7 @@ class Tape(TorchFunctionMode):
             if not node.places and self._only_modules and not self._below:
                 node.outside = next(iter(self._outside(frame, shown=False)), None)
             node.caller = self._caller(frame)
-            node.compiled = under_compile(frame)
+            node.compiled = _depth_compiled(frame)
         return result
 
     def _node(self, op: str, call: RecordedCall, inputs: Iterable[Value], changed: frozenset[int]) -> Node:
@@ -378,6 +379,15 @@ def _is_plain(argument: Any) -> bool:
     if issubclass(kind, Number):  # NumPy's too: what np.sqrt() gives
         return True
     return kind.__module__ in _PLAIN and not isinstance(argument, (FunctionType, MethodType))
+
+
+def _depth_compiled(innermost: FrameType) -> int | None:
+    """Return how many user frames are inside of the nearest function that torch.compile made; None for none."""
+    compiled = compiled_by(innermost)
+    if compiled is None:
+        return None
+    inside = itertools.takewhile(lambda frame: frame is not compiled, stack(innermost))
+    return sum(not is_skipped(frame) for frame in inside)
 
 
 def _casts(device: str) -> bool:

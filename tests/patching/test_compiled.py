@@ -1,7 +1,8 @@
-"""What runs under torch.compile is left alone, with the text that it runs, and nothing of ours is compiled."""
+"""What runs under torch.compile is found and proved as without, and measured as compiled; ours is never compiled."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,8 @@ from gradscope.patching.prove.unit import Unit
 from tests.patching import small
 
 X = torch.randn(2, 12, 32, generator=torch.Generator().manual_seed(5))
-REASON = "it runs under torch.compile"
+REASON = "torch.compile was applied to a function or layer in it, not to the module whose code would change"
+UNGRADED = pytest.mark.filterwarnings("ignore:The .grad attribute")  # Dynamo's own, of the input that it traces
 OURS = str(Path(gradscope.__file__).parent)
 
 
@@ -52,6 +54,54 @@ class Head(nn.Module):
         return functional.cross_entropy(logits, y)
 
 
+class Activated(nn.Module):
+    """A part of what its forward does is compiled by itself."""
+
+    def __init__(self, backend: Backend) -> None:
+        super().__init__()
+        self.fc = nn.Linear(8, 8)
+        self.act = torch.compile(Gelu(), backend=backend)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + attended(self.act(self.fc(x)))
+
+
+class Gelu(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return 0.5 * x * (1.0 + torch.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * torch.pow(x, 3.0))))
+
+
+def attended(x: Tensor) -> Tensor:
+    return ((x @ x.transpose(-2, -1)) * 0.25).softmax(-1) @ x
+
+
+class Decorated(small.Causal):
+    forward = torch.compile(small.Causal.forward, backend="eager")
+
+
+class Outer(nn.Module):
+    """What would be rewritten stands in a function that is compiled by itself."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return compiled_attended(x)
+
+
+compiled_attended = torch.compile(attended, backend="eager")
+
+
+class Blocks(nn.Module):
+    def __init__(self, backend: Any) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(small.Causal(32) for _ in range(12))
+        for block in self.blocks:
+            block.compile(backend=backend)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
 @pytest.fixture(name="backend")
 def backend_fixture() -> Backend:
     torch.compiler.reset()
@@ -76,21 +126,94 @@ def called_otherwise(net: Net, backend: Backend) -> None:
     net.forward = lambda x: held[0](net.one(x))
 
 
-@pytest.mark.parametrize("compiled", [wrapped, in_place, method, called_otherwise])
+@pytest.mark.parametrize("compiled", [wrapped, in_place, called_otherwise])
 def test_a_compiled_part(compiled: Callable[[Net, Backend], None], backend: Backend) -> None:
-    net = Net()
+    plain, net = Net(), Net()
+    expected = gradscope.plan(plain, X, recipes=["attention"])
     compiled(net, backend)
+    found = gradscope.plan(net, X, recipes=["attention"])
+    assert [(site.path, site.reasons, site.compiled) for site in found.sites] == [("one", [], False), ("two", [], True)]
+    assert Patches(found).diff == Patches(expected).diff != ""
+    assert backend.graphs == []
+
+
+def test_a_compiled_forward(backend: Backend) -> None:
+    """A method of our own in its place would not be compiled."""
+    net = Net()
+    method(net, backend)
     found = Patches(gradscope.plan(net, X, recipes=["attention"]))
     assert [(site.path, site.reasons) for site in found.sites] == [("one", []), ("two", [REASON])]
     assert [site.path for site in found.kept] == ["one"] and found.in_source == [] and found.diff == ""
-    assert backend.graphs == []
-    assert what_to_do(REASON) == "run the fix without torch.compile, then compile the model"
+    assert what_to_do(REASON) == "compile the module instead: module.compile(), or torch.compile(module)"
+    (site,) = gradscope.plan(Decorated(32), X, recipes=["attention"]).sites
+    assert site.reasons == [REASON]
+
+
+def test_a_part_below_a_module_that_is_compiled_by_itself(backend: Backend) -> None:
+    model = Activated(backend)
+    found = gradscope.plan(model, torch.randn(2, 12, 8), recipes=["attention", "gelu"])
+    assert {site.recipe: (site.path, site.reasons) for site in found.sites} == {
+        "gelu": ("act", []),
+        "attention": ("", []),
+    }
+    (site,) = gradscope.plan(Outer(), X.clone().requires_grad_(), recipes=["attention"]).sites
+    assert site.reasons == [REASON]
 
 
 def test_a_compiled_model(backend: Backend) -> None:
     found = gradscope.plan(torch.compile(Net(), backend=backend), X, recipes=["attention"])
-    assert [(site.path, site.reasons) for site in found.sites] == [("one", [REASON]), ("two", [REASON])]
+    assert [(site.path, site.reasons) for site in found.sites] == [("one", []), ("two", [])]
     assert backend.graphs == []
+
+
+@UNGRADED
+@pytest.mark.parametrize("whole", [True, False])
+def test_the_compiled_code_is_the_new_code(whole: bool, backend: Backend) -> None:
+    """Compiled before and after, and as before once it is reverted; alike blocks are one graph, as they were."""
+    model: Any = Blocks(backend)
+    if whole:
+        model = Blocks("eager").requires_grad_()
+        for block in model.blocks:
+            block._compiled_call_impl = None
+        model = torch.compile(model, backend=backend)
+    model.eval()
+
+    def ops() -> list[str]:
+        backend.graphs.clear()
+        model(X).sum().backward()
+        targets = [node.target for each in backend.graphs for node in each.graph.nodes]
+        return [str(getattr(target, "__name__", target)) for target in targets]
+
+    before = ops()
+    graphs = len(backend.graphs)
+    assert before.count("softmax") == (12 if whole else graphs) and (whole or graphs <= 2)
+    expected = model(X)
+    patches = gradscope.patch(model, X, recipes=["attention"], verify=False)
+    after = ops()
+    assert "softmax" not in after and len(backend.graphs) == graphs
+    assert [name for name in after if "_flash_attention_for_cpu" in name]
+    assert torch.allclose(model(X), expected, atol=1e-5)
+    patches.revert()
+    assert ops() in ([], before)
+    assert torch.equal(model(X), expected)
+
+
+@UNGRADED
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # Dynamo does, of a Function
+def test_the_programs_own_limit_of_versions_holds(backend: Backend) -> None:
+    """The step is compiled in more ways than Dynamo's limit allows, of which none counts afterwards."""
+    from torch._dynamo import config
+
+    model = Blocks(backend)
+    with config.patch(recompile_limit=1, fail_on_recompile_limit_hit=False):
+        patches = gradscope.patch(model, X, recipes=["attention", "gelu"])
+        assert config.recompile_limit == 1
+    assert not [result.reason for result in patches.verified.results if "error" in result.reason]
+    with_softmax = ["softmax" in str(each.graph) for each in backend.graphs]
+    assert any(with_softmax) and not all(with_softmax), "the step was compiled as it is, and with the recipe"
+    backend.graphs.clear()
+    model(X)
+    assert backend.graphs, "what was compiled to be measured is gone"
 
 
 def test_what_torch_keeps_from_dynamo_is_not_compiled(backend: Backend) -> None:
@@ -121,12 +244,13 @@ def test_a_step_is_proved_without_compiling(backend: Backend) -> None:
     assert backend.graphs == []
 
 
-@pytest.mark.filterwarnings("ignore:The .grad attribute")  # Dynamo's own, of the input that it traces
+@UNGRADED
 def test_the_measured_step_is_compiled_as_alone(backend: Backend) -> None:
     """Only the user's own code is, and with it the part that is compiled runs as it does in training."""
     net = Net()
     wrapped(net, backend)
     found = gradscope.patch(net, X, recipes=["attention"])
-    assert [result.status for result in found.verified.results][1:] == ["refused"]
+    assert [result.reason for result in found.verified.results if result.status == "refused"] == []
+    assert found.verified.compiled
     assert backend.graphs
     assert not [node for graph in backend.graphs for node in graph.graph.nodes if OURS in (node.stack_trace or "")]

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from types import CodeType
-from typing import TypeVar
+from types import CodeType, FunctionType
+from typing import Any, TypeVar
 
 from gradscope.patching.edit.syntax import walked, within
 from gradscope.recording.graph import Span
@@ -32,6 +32,7 @@ class SourceFile:
     newline: str = "\n"  # the file's own
     functions: dict[CodeType, FunctionSource] = field(default_factory=dict)  # those that were asked for
     compiled: dict[tuple[ast.AST, bytes, frozenset[str]], CodeType] = field(default_factory=dict)  # from edited text
+    methods: dict[tuple[Any, ...], FunctionType] = field(default_factory=dict)  # that modules with the same sites share
     others: list[list[str] | None] = field(default_factory=list)  # what imports.py found, where that was asked
 
     @classmethod

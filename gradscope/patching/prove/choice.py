@@ -87,6 +87,13 @@ class Way:
     switch: Callable[[], object]
     work: Callable[[], object]
 
+    before: int = 0  # how often it is done ahead of being measured: until what compiles has compiled
+
+    def settle(self) -> None:
+        """Do it as often as it takes until it always does the same."""
+        for _ in range(self.before):
+            self.peak()
+
     def peak(self) -> None:
         """Do it."""
         self.switch()
@@ -112,7 +119,7 @@ def measured(
         settled: see :func:`~gradscope.trace.memory.peak_bytes`.
         seconds: for rounds beyond the fewest.
     """
-    peaks = peaks_bytes([way.peak for way in ways], device, settled=settled)
+    peaks = _peaks(ways, device, settled=settled)
     times = [Times() for _ in ways]
     wanted = [*pairs, *([] if sized is None else [sized])]
     start = time.perf_counter()
@@ -126,6 +133,12 @@ def measured(
             if late or (known and all(_settled(times[one], times[other]) for one, other in wanted)):
                 break
     return times, peaks
+
+
+def _peaks(ways: Sequence[Way], device: torch.device, *, settled: bool) -> list[int]:
+    for way in ways:
+        way.settle()
+    return peaks_bytes([way.peak for way in ways], device, settled=settled)
 
 
 def _settled(before: Times, after: Times) -> bool:
@@ -339,7 +352,7 @@ class _Chain:
         if not idle:
             return []
         without = [self._way([group for group in self._groups if group != each]) for each in idle]
-        peaks = peaks_bytes([way.peak for way in without], self._device, settled=True)
+        peaks = _peaks(without, self._device, settled=True)
         return [group for group, peak in zip(idle, peaks, strict=True) if not self._much(peak - self._peaks[-1])]
 
     def weakest(self) -> dict[Group, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -13,6 +13,7 @@ from torch import nn
 from gradscope.capture.model_steps import Stepper
 from gradscope.capture.modes import uncompiled
 from gradscope.capture.state import preserved
+from gradscope.compat.dynamo import many_versions
 from gradscope.patching.plan import Plan
 from gradscope.patching.prove.choice import NO_GAIN, Choice, Gain, Group, Saved, Side, Way, choose
 from gradscope.patching.prove.predict import kept_bytes
@@ -23,6 +24,8 @@ from gradscope.patching.swap import Swap, swaps
 from gradscope.tree import modules_of, parameters_of
 from gradscope.workload import Batches, Workload, call_model, import_path, resolve_device, scalar_loss
 
+# Steps until torch.compile makes nothing new: of the first it takes what may be other in the second, as a gradient.
+_COMPILED_AFTER = 3
 # More groups than this are not told apart by the shapes that they run on: each is one state more of the step.
 _MOST_GROUPS = 8
 
@@ -49,6 +52,11 @@ class Verified:
     loss: str | None = None  # what backward was called on; None where no place was measured
 
     @property
+    def compiled(self) -> bool:
+        """Return whether a place that was proved or measured runs under torch.compile."""
+        return any(result.site.compiled for result in self.results if result.status != "refused")
+
+    @property
     def failed(self) -> bool:
         """Return whether a recipe computed something else than what it replaced."""
         return any(result.status == "undone" and result.errors is None for result in self.results)
@@ -72,11 +80,13 @@ def verify(workload: Workload, plan: Plan, device: str = "auto", say: Callable[[
         held = swaps(plan.tried, plan.files)
         results = {site: Result(site, "refused", site.why_not) for site in plan.sites}
         results |= _proved(held, step, plan, say)
+        step.compiled = any(site.compiled for site in plan.tried)
         right = _Swaps(held, plan, {site for site, result in results.items() if result.status == "kept"})
-        for site, reason in step.failing(right.of(right.sites)).items():
-            results[site] = replace(results[site], status="undone", reason=reason)
-            right.sites.discard(site)
-        choice, kept = _chosen(right, results, step, plan, place, say)
+        with many_versions() if step.compiled else nullcontext():
+            for site, reason in step.failing(right.of(right.sites)).items():
+                results[site] = replace(results[site], status="undone", reason=reason)
+                right.sites.discard(site)
+            choice, kept = _chosen(right, results, step, plan, place, say)
         results |= _judged(choice, results)
         difference = step.loss_difference(kept) if kept else 0.0
     ordered = [results[site] for site in plan.sites]
@@ -185,7 +195,7 @@ def _groups(right: _Swaps, step: _Step) -> list[Group]:
             text = (site.file, site.line, site.recipe)
             by_text.setdefault(text, []).append(site)
             by_shape.setdefault((text, step.units_of[swap.module].signature), []).append(site)
-    groups = by_shape if len(by_shape) <= _MOST_GROUPS else by_text
+    groups = by_shape if len(by_shape) <= _MOST_GROUPS and not step.compiled else by_text
     kept = {site: sum(kept_bytes(match) for match in site.matches) for site in right.sites}
     return sorted(map(tuple, groups.values()), key=lambda group: -sum(kept[site] for site in group))
 
@@ -215,6 +225,7 @@ class _Step:
         self.workload, self.batch = workload, batch
         # Not a method: the step would hold itself, and with it every gradient that a proof has compared.
         self.unit = Unit("the step", workload.model, partial(_loss_of, workload), (batch,), {})
+        self.compiled = False  # whether torch.compile makes another graph of each way to do it
         self.units_of: dict[nn.Module, Unit] = {}  # by which the sites of a module are proved
         self.proved: set[frozenset[Site]] = set()  # sites of a module that are right together
         self._stepper = Stepper(Workload(workload.model, workload.batch, loss=workload.loss))
@@ -270,7 +281,7 @@ class _Step:
         def work() -> None:
             self._run()
 
-        return Way(switch, work)
+        return Way(switch, work, _COMPILED_AFTER if self.compiled else 0)
 
     def loss_difference(self, kept: list[Swap]) -> float:
         """Return the difference of the loss with ``kept``, in evaluation mode: a share of the loss."""
