@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -14,7 +14,6 @@ from gradscope.attribute.compiled import estimated_ns, give_to_origins, read_com
 from gradscope.attribute.cost_table import (
     PYTHON,
     Cells,
-    Contribution,
     hook_cost,
     layer_steps,
     make_cells,
@@ -24,10 +23,18 @@ from gradscope.attribute.cost_table import (
     totals_by_step,
 )
 from gradscope.attribute.device import DeviceTime, kernel_contributions, overlapped, read_device
+from gradscope.attribute.layer_columns import (
+    with_communication,
+    with_device,
+    with_estimates,
+    with_flops,
+    with_graph_flops,
+    with_overlapped,
+)
 from gradscope.attribute.nodes import OUTSIDE
 from gradscope.attribute.rows import BACKWARD_CATEGORIES, BoolColumn, Category, self_times
 from gradscope.attribute.survey import Notes
-from gradscope.attribute.waits import communication_rows, take_out_waits, without_process_group
+from gradscope.attribute.waits import take_out_waits, without_process_group
 from gradscope.tables import (
     BEFORE_THE_TRACE,
     BucketRow,
@@ -134,17 +141,17 @@ def build_result(
     calls = _calls(assigned, len(modules))
     samples = {each: layer_steps(assigned, parts, len(modules), each) for each in (Category.LAYER, Category.FORWARD)}
     rows = _layers(cells, modules, calls, samples, ledger.backward_ns)
-    rows, step = _with_communication(rows, step, assigned, parts, ledger.communication_ns)
+    rows, step = with_communication(rows, step, assigned, parts, ledger.communication_ns)
     if survey is not None and has_flops:
-        rows = _with_flops(rows, survey.flops, survey.calls)
+        rows = with_flops(rows, survey.flops, survey.calls)
     if compiled is not None:
-        rows = _with_estimates(rows, *estimated_ns(assigned, parts, len(rows)))
-        rows = _with_graph_flops(rows, compiled.flops, len(assigned.steps))
+        rows = with_estimates(rows, *estimated_ns(assigned, parts, len(rows)))
+        rows = with_graph_flops(rows, compiled.flops, len(assigned.steps))
         notes += compiled.notes()
     kernels = () if device is None else _kernels(assigned, modules, device, own.op, names)
     if device is not None:
-        rows = _with_device(rows, assigned, kernels, self_times(table), own_ns)
-        rows = _with_overlapped(rows, assigned, give_to_layers(assigned, sent, [overlapped(device, own.op)], names))
+        rows = with_device(rows, assigned, kernels, self_times(table), own_ns)
+        rows = with_overlapped(rows, assigned, give_to_layers(assigned, sent, [overlapped(device, own.op)], names))
     return Attribution(
         step=step,
         ledger=ledger,
@@ -292,122 +299,6 @@ def per_step(count: int, steps: int) -> float:
     return count // steps if count % steps == 0 else count / steps
 
 
-def _with_communication(
-    rows: tuple[LayerRow, ...],
-    step: StepTimes,
-    assigned: Assigned,
-    parts: Sequence[Contribution],
-    backward_ns: int,
-) -> tuple[tuple[LayerRow, ...], StepTimes]:
-    """Add what the layers' forward spent on communication, and what the whole step did, where there was any.
-
-    Args:
-        backward_ns: what the backward pass did.
-    """
-    communicates = communication_rows(assigned.skeleton)
-    waits = any(len(part.row) and (part.communicates or part.apart == Category.COMMUNICATION) for part in parts)
-    if not waits and not communicates.any():
-        return rows, step
-    steps = max(len(assigned.steps), 1)
-    elsewhere = 0
-    forward = np.zeros(len(rows), np.int64)
-    for part in parts:
-        measured = assigned.steps.of_row[part.row] >= 0
-        category = part.category(assigned)
-        # What the pass spends on it is in the ledger: that is not rounded a second time.
-        measured &= category != Category.COMMUNICATION
-        if part.apart is not None:
-            elsewhere += int(part.ns[measured].sum()) if part.communicates else 0
-            continue
-        mine = measured & (communicates[part.row] | part.communicates)
-        elsewhere += int(part.ns[mine].sum())
-        owner = part.owner(assigned)
-        mine &= (category == Category.FORWARD) & (owner >= 0)
-        np.add.at(forward, owner[mine], part.ns[mine])
-    own = (min(row.forward_self_ns, int(ns) // steps) for row, ns in zip(rows, forward, strict=True))
-    rows = tuple(replace(row, forward_communication_ns=ns) for row, ns in zip(rows, own, strict=True))
-    return rows, replace(step, communication_ns=min(backward_ns + elsewhere // steps, step.wall_ns))
-
-
-def _with_estimates(rows: tuple[LayerRow, ...], backward: IntColumn, forward: IntColumn) -> tuple[LayerRow, ...]:
-    return tuple(
-        replace(
-            row,
-            estimated_ns=min(int(ns), row.backward_self_ns + row.recompute_ns),  # which are rounded cell by cell
-            forward_estimated_ns=min(int(forward_ns), row.forward_self_ns),
-        )
-        for row, ns, forward_ns in zip(rows, backward, forward, strict=True)
-    )
-
-
-def _with_graph_flops(
-    rows: tuple[LayerRow, ...], flops: Mapping[tuple[int, bool], int], steps: int
-) -> tuple[LayerRow, ...]:
-    """Add the floating-point operations of compiled graphs, per step, to the layers that these compute."""
-    known = {layer for layer, _ in flops}
-    found = []
-    for number, row in enumerate(rows):
-        if number in known:
-            forward, backward = (flops.get((number, which), 0) // steps for which in (False, True))
-            row = replace(row, flops=forward + backward, forward_flops=forward, backward_flops=backward)
-        found.append(row)
-    return tuple(found)
-
-
-def _with_flops(
-    rows: tuple[LayerRow, ...], flops: Mapping[tuple[int, int], int], calls: Mapping[int, int]
-) -> tuple[LayerRow, ...]:
-    """Return the floating-point operations of a mean step: the survey's of one call of each layer, times its calls.
-
-    What is called in the timed steps but was not in the survey has none: they are not known.
-    """
-    forward: dict[int, int] = defaultdict(int)
-    backward: dict[int, int] = defaultdict(int)
-    for (owner, category), count in flops.items():
-        if category == Category.FORWARD:
-            forward[owner] += count
-        elif category in BACKWARD_CATEGORIES:
-            backward[owner] += count
-    result = []
-    for index, row in enumerate(rows):
-        seen = calls.get(index, 0)
-        if row.calls and not seen:
-            result.append(row)
-            continue
-        often = row.calls / seen if seen else 1
-        first, second = round(forward[index] * often), round(backward[index] * often)
-        result.append(replace(row, flops=first + second, forward_flops=first, backward_flops=second))
-    return tuple(result)
-
-
-def _with_device(
-    rows: tuple[LayerRow, ...],
-    assigned: Assigned,
-    kernels: Sequence[KernelRow],
-    launch_ns: IntColumn,
-    idle_ns: IntColumn,
-) -> tuple[LayerRow, ...]:
-    measured = assigned.steps.of_row >= 0
-    steps = max(len(assigned.steps), 1)
-    ran: dict[str | None, int] = defaultdict(int)  # what is listed adds up, to the nanosecond
-    for kernel in kernels:
-        ran[kernel.layer] += kernel.device_ns
-    launch = np.zeros(len(rows), np.int64)
-    nodes = measured & (assigned.rows.category == Category.LAYER) & (assigned.rows.owner >= 0)
-    np.add.at(launch, assigned.rows.owner[nodes], launch_ns[nodes])
-    idle = np.zeros(len(rows), np.int64)
-    np.add.at(idle, assigned.rows.owner[nodes], idle_ns[nodes])
-    return tuple(
-        replace(
-            row,
-            device_ns=ran[row.path],
-            launch_ns=int(launch[index]) // steps,
-            idle_ns=int(idle[index]) // steps,
-        )
-        for index, row in enumerate(rows)
-    )
-
-
 _DEVICE_COLUMNS = {
     Category.FORWARD: "forward_ns",
     Category.LAYER: "layers_ns",
@@ -421,21 +312,6 @@ _DEVICE_COLUMNS = {
     Category.OPTIMIZER: "optimizer_ns",
     Category.OTHER: "other_ns",
 }
-
-
-def _with_overlapped(
-    rows: tuple[LayerRow, ...], assigned: Assigned, parts: Sequence[Contribution]
-) -> tuple[LayerRow, ...]:
-    """Add what other work hides of the collectives' kernels, given as ``parts``."""
-    steps = max(len(assigned.steps), 1)
-    hidden = np.zeros(len(rows), np.int64)
-    for part in parts:
-        owner = part.owner(assigned)
-        mine = (assigned.steps.of_row[part.row] >= 0) & (owner >= 0)
-        np.add.at(hidden, owner[mine], part.ns[mine])
-    return tuple(
-        replace(row, overlapped_communication_ns=int(ns) // steps) for row, ns in zip(rows, hidden, strict=True)
-    )
 
 
 def _device_ledger(assigned: Assigned, device: DeviceTime, whole: bool) -> DeviceLedger:

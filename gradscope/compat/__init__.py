@@ -12,7 +12,15 @@ from gradscope.compat.checks import (
     check,
     require,
 )
-from gradscope.compat.dynamo import CompiledSteps, CompileLog, compiles_backward, keep_eager, untraced, watching_dynamo
+from gradscope.compat.dynamo import (
+    CompiledSteps,
+    CompileLog,
+    compiles_backward,
+    keep_eager,
+    many_versions,
+    untraced,
+    watching_dynamo,
+)
 from gradscope.compat.engine import (
     checkpoint_frame,
     current_node_number,
@@ -82,6 +90,7 @@ __all__ = [
     "kineto_events",
     "kineto_tree",
     "live_device_blocks",
+    "many_versions",
     "marking_recompute",
     "marking_waits",
     "memory_budget",

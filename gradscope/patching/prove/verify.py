@@ -13,7 +13,7 @@ from torch import nn
 from gradscope.capture.model_steps import Stepper
 from gradscope.capture.modes import uncompiled
 from gradscope.capture.state import preserved
-from gradscope.compat.dynamo import many_versions
+from gradscope.compat import many_versions
 from gradscope.patching.plan import Plan
 from gradscope.patching.prove.choice import NO_GAIN, Choice, Gain, Group, Saved, Side, Way, choose
 from gradscope.patching.prove.predict import kept_bytes
