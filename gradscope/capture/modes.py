@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from gradscope.capture.byhand import unwrapped
 from gradscope.capture.callers import stack
 from gradscope.capture.modules import no_compile_warning
-from gradscope.compat import dispatch_modes, function_modes
+from gradscope.compat import DYNAMO, dispatch_modes, function_modes, once_imported
 
 _STACKS: dict[type[Any], Callable[[], list[Any]]] = {
     TorchFunctionMode: function_modes,
@@ -114,6 +114,13 @@ def uncompiled() -> Iterator[None]:
         yield
         return
     with torch.compiler.set_stance("force_eager"), no_compile_warning():
+        yield
+
+
+@contextmanager
+def never_compiled() -> Iterator[None]:
+    """:func:`uncompiled` around a whole program, which may have yet to import Dynamo."""
+    with ExitStack() as eager, once_imported(DYNAMO, lambda: eager.enter_context(uncompiled())):
         yield
 
 

@@ -13,11 +13,13 @@ from gradscope.compat.checks import (
     require,
 )
 from gradscope.compat.dynamo import (
+    DYNAMO,
     CompiledSteps,
     CompileLog,
     compiles_backward,
     keep_eager,
     many_versions,
+    once_imported,
     untraced,
     watching_dynamo,
 )
@@ -66,6 +68,7 @@ from gradscope.compat.profilers import (
 )
 
 __all__ = [
+    "DYNAMO",
     "Check",
     "CompileLog",
     "CompiledSteps",
@@ -91,6 +94,7 @@ __all__ = [
     "kineto_tree",
     "live_device_blocks",
     "many_versions",
+    "once_imported",
     "marking_recompute",
     "marking_waits",
     "memory_budget",

@@ -236,7 +236,7 @@ def watching_dynamo(compiling: Callable[[bool], None], failed: Callable[[Excepti
 
 
 @contextmanager
-def once_imported(name: str, then: Callable[[], None]) -> Iterator[None]:
+def once_imported(name: str, then: Callable[[], object]) -> Iterator[None]:
     """Call a function as soon as a module is there: now, or when the program imports it before the block is left."""
     if name in sys.modules:
         then()
@@ -253,7 +253,7 @@ def once_imported(name: str, then: Callable[[], None]) -> Iterator[None]:
 class _AtImport(importlib.abc.MetaPathFinder):
     """Calls a function once a module has been imported."""
 
-    def __init__(self, name: str, then: Callable[[], None]) -> None:
+    def __init__(self, name: str, then: Callable[[], object]) -> None:
         self._name, self._then = name, then
         self._looking = False
 

@@ -12,6 +12,7 @@ from typing import Any
 from torch import nn
 
 from gradscope import pipeline
+from gradscope.capture.modes import never_compiled
 from gradscope.capture.naming import ModuleNames, name_modules
 from gradscope.errors import NothingMeasuredError, WorkloadError
 from gradscope.fixing.curves import StepLimit
@@ -110,9 +111,12 @@ def _prove(job: Job, script: Script, progress: Progress) -> dict[str, Any]:
 
 
 def _curve(job: Job, script: Script, progress: Progress) -> dict[str, Any]:
-    """The losses of the script's steps, with what is kept and without dropout."""
+    """The losses of the script's steps, with what is kept and without dropout.
+
+    Without torch.compile as well: it would make a part of its graphs of what turns dropout off.
+    """
     limit = StepLimit(job.steps)
-    with WithoutDropout() as off, in_backward([off]), ExitStack() as stack:
+    with never_compiled(), WithoutDropout() as off, in_backward([off]), ExitStack() as stack:
         if job.kept:
             put = limit.unnoted(_Putter(job, stack, dropout=False).put)
             stack.enter_context(Roots(put).watching())
