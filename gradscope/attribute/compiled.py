@@ -105,6 +105,10 @@ def read_compiled(assigned: Assigned, graphs: Mapping[int, CompiledGraph], paths
         return None
     callers = assigned.rows.owner[regions]
     bases = _bases(graphs, table.argument[regions], callers, paths)
+    # Several: blocks share the graph. Of one alone they say nothing: a parametrization's layer holds no weight itself.
+    holders: dict[int, set[frozenset[int]]] = defaultdict(set)
+    for graph in graphs.values():
+        holders[id(graph.kernels)].add(graph.holders)
     known: dict[tuple[int, int], _Known] = {}
     flops = Counter[tuple[int, bool]]()
     rows: list[int] = []
@@ -114,7 +118,9 @@ def read_compiled(assigned: Assigned, graphs: Mapping[int, CompiledGraph], paths
     for region, caller in zip(regions.tolist(), callers.tolist(), strict=True):
         number, place = int(table.argument[region]), (int(table.argument[region]), caller)
         if place not in known:
-            block = _block(graphs[number], bases.get(number, caller), caller, paths)
+            block = bases.get(number, caller), caller
+            if len(holders[id(graphs[number].kernels)]) > 1:
+                block = _block(graphs[number], *block, paths)
             known[place] = _Known.of(graphs[number], _Moved.of(*block, paths, graphs[number].holders))
         here = known[place]
         children = below.get(region, [])

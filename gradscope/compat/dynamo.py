@@ -100,17 +100,23 @@ def many_versions() -> Iterator[None]:
     if config is None:
         yield
         return
-    names = ("recompile_limit", "accumulated_recompile_limit")
-    held = {name: getattr(config, name) for name in names if hasattr(config, name)}
+    wanted = {"recompile_limit": _VERSIONS, "accumulated_recompile_limit": _VERSIONS, "error_on_recompile": False}
+    held = {name: getattr(config, name) for name in wanted if hasattr(config, name)}
     torch.compiler.reset()
     try:
         for name in held:
-            setattr(config, name, max(held[name], _VERSIONS))
+            setattr(config, name, wanted[name])
         yield
     finally:
         for name, value in held.items():
             setattr(config, name, value)
         torch.compiler.reset()
+
+
+def may_compile() -> bool:
+    """Check that the program has not forbidden to compile anything new, by ``torch.compiler.set_stance``."""
+    stance = getattr(getattr(sys.modules.get(f"{DYNAMO}.eval_frame"), "_stance", None), "stance", "default")
+    return stance != "fail_on_recompile"
 
 
 def compiles_backward() -> bool:

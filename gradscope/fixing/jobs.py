@@ -12,12 +12,12 @@ from typing import Any
 from torch import nn
 
 from gradscope import pipeline
-from gradscope.capture.modes import never_compiled
+from gradscope.capture.modes import compiled_frames, never_compiled
 from gradscope.capture.naming import ModuleNames, name_modules
 from gradscope.errors import NothingMeasuredError, WorkloadError
 from gradscope.fixing.curves import StepLimit
 from gradscope.fixing.early import files_of_forwards
-from gradscope.fixing.messages import left_out, under_compile
+from gradscope.fixing.messages import IN_A_FUNCTION, left_out, under_compile
 from gradscope.fixing.result import FixSite, key_of, planned_sites, side_of, verified_sites
 from gradscope.fixing.roots import Roots
 from gradscope.patching.patches import Patches
@@ -107,6 +107,8 @@ def _prove(job: Job, script: Script, progress: Progress) -> dict[str, Any]:
             f"{script.target} ran to its end without a backward pass: there is nothing to look for.\n"
             "Give a script that trains, or a file that defines workload() -> (model, batch)."
         )
+    if not found.models and compiled_frames():
+        found.notes.append(IN_A_FUNCTION)
     return found.result(name_modules(roots.called, pipeline.modules_in(script.namespace)))
 
 
@@ -163,8 +165,8 @@ class _ModelPlanner:
         self._job, self._progress = job, progress
         self._sites: list[tuple[nn.Module, FixSite]] = []  # with the model
         self._keys: list[tuple[str, ...]] = []
-        self._models: list[_Texts] = []
-        self._notes: list[str] = []
+        self.models: list[_Texts] = []
+        self.notes: list[str] = []
         self._failed = False
         self._steps: list[Verified] = []  # of each model
 
@@ -172,11 +174,11 @@ class _ModelPlanner:
         """False: there may be another model."""
         device = _device(workload)
         texts = _Texts(files_of_forwards(workload.model))
-        self._models.append(texts)
+        self.models.append(texts)
         try:
             found = plan(workload, recipes=self._job.recipes, device=device)
         except WorkloadError as error:
-            self._notes.append(f"{type(workload.model).__name__} was not looked at: {str(error).splitlines()[0]}")
+            self.notes.append(f"{type(workload.model).__name__} was not looked at: {str(error).splitlines()[0]}")
             return False
         if self._job.task == "plan":
             patches, rows = Patches(found, tried=True), planned_sites(found.sites, found.savings)
@@ -185,10 +187,10 @@ class _ModelPlanner:
             patches, rows = Patches(found, verified), verified_sites(verified)
             self._failed |= verified.failed
             self._steps.append(verified)
-            self._notes += [note for note in under_compile(verified.compiled) if note not in self._notes]
+            self.notes += [note for note in under_compile(verified.compiled) if note not in self.notes]
         self._sites += [(workload.model, row) for row in rows]
         self._keys += [_key(name, key_of(site)) for site in patches.kept]
-        self._notes += left_out(len(patches.kept) - len(patches.in_source))
+        self.notes += left_out(len(patches.kept) - len(patches.in_source))
         texts.changed = {file: (*both, patches.diff_of(file)) for file, both in patches.texts.items()}
         return False
 
@@ -201,24 +203,24 @@ class _ModelPlanner:
             "files": [[file, before, after] for file, (before, after, _) in changed.items()],
             "diff": "".join(diff for _, _, diff in changed.values()),
             "failed": self._failed,
-            "notes": self._notes,
+            "notes": self.notes,
             **self._sides(),
         }
 
     def _changed(self) -> dict[str, tuple[str, str, str]]:
         """The files whose text may change for every model that has classes in them."""
         found: dict[str, tuple[str, str, str]] = {}
-        for file, texts in [pair for model in self._models for pair in model.changed.items()]:
-            if all(model.changed.get(file) == texts for model in self._models if file in model.files):
+        for file, texts in [pair for model in self.models for pair in model.changed.items()]:
+            if all(model.changed.get(file) == texts for model in self.models if file in model.files):
                 found[file] = texts
             else:
                 note = f"{file} is not in the diff: several models run it, and not all may have the same text"
-                self._notes += [note] if note not in self._notes else []
+                self.notes += [note] if note not in self.notes else []
         return found
 
     def _sides(self) -> dict[str, Any]:
         """The model's step in turns; of several models together nothing is known."""
-        if len(self._models) != 1 or not self._steps or self._steps[0].before is None:
+        if len(self.models) != 1 or not self._steps or self._steps[0].before is None:
             return {}
         before, gain = self._steps[0].before, self._steps[0].step
         if gain is None:

@@ -259,6 +259,12 @@ def left_out(count: int) -> tuple[str, ...]:
     )
 
 
+IN_A_FUNCTION = (
+    "no model was met: the script compiles a function around it, in which no call of a module is seen; compile the "
+    "model instead, by torch.compile(model)"
+)
+
+
 def under_compile(compiled: bool) -> tuple[str, ...]:
     """Say what is done without torch.compile where call sites run under it."""
     if not compiled:

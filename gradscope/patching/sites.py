@@ -24,7 +24,7 @@ from gradscope.recording.live import LiveObjects
 Matcher = Callable[[Recording], Iterator[Match]]
 
 
-@dataclass(eq=False)
+@dataclass(frozen=True)
 class Link:
     """One function on the way from a module's method to the code that is edited."""
 

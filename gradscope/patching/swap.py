@@ -284,9 +284,11 @@ def _on_the_way(match: Match, root: nn.Module) -> Iterable[nn.Module]:
 def _runs(module: nn.Module) -> Any:
     """Return the module's forward; not what a profile puts around the forward of classes whose calls no hook tells of.
 
-    A dropout that the new code only reads is never called, and so is of such a class.
+    A dropout that the new code only reads is never called, and so is of such a class. It is asked as an attribute, of
+    which torch.compile guards that it stays; that a name is missing in ``__dict__`` it does not.
     """
-    return unwrapped(module.__dict__.get("forward", type(module).forward))
+    held: Any = module.forward
+    return unwrapped(held.__func__) if getattr(held, "__self__", None) is module else held
 
 
 def _settings(module: nn.Module, read: set[str]) -> tuple[tuple[str, Any], ...]:

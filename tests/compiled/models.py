@@ -134,6 +134,23 @@ class Sharing(nn.Module):
         return torch.tanh(self.shared(torch.tanh(self.own(x))))
 
 
+class Held(nn.Module):
+    """Its weights are parameters of others: a list's, a parametrization's, an embedding's that is never called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(64, WIDTH)
+        self.first = nn.Linear(WIDTH, WIDTH)
+        self.normed = nn.utils.parametrizations.weight_norm(nn.Linear(WIDTH, WIDTH, bias=False))
+        self.list = nn.ParameterList([nn.Parameter(torch.randn(WIDTH, WIDTH) * 0.1)])
+        self.never = nn.Embedding(64, WIDTH)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = torch.tanh(self.first(self.embed(tokens.flatten())))
+        x = torch.tanh(self.normed(x)) @ self.list[0]
+        return F.cross_entropy(F.linear(torch.tanh(x), self.never.weight), tokens.flatten())
+
+
 def replaced(model: Sum) -> Callable[[Tensor], Tensor]:
     """Another module stands at the place of one that was compiled."""
     compiled, steps = torch.compile(model), count()
@@ -166,6 +183,7 @@ def untold(model: Model) -> Callable[[Tensor], Tensor]:
 
 CASES: dict[str, Callable[[Model], Callable[[Tensor], Tensor]]] = {
     "eager": lambda model: model,
+    "eager held": lambda model: model,
     "eager sum": lambda model: model,  # before anything is compiled: Dynamo leaves its functions in this module
     "whole": whole,
     "regional": regional,
@@ -177,6 +195,7 @@ CASES: dict[str, Callable[[Model], Callable[[Tensor], Tensor]]] = {
     "autograd": whole_pass,
     "custom": custom,
     "sum": whole,
+    "held": whole,
     "sharing": regional,
     "replaced": replaced,  # type: ignore[dict-item]
     "more": more,
@@ -185,12 +204,13 @@ CASES: dict[str, Callable[[Model], Callable[[Tensor], Tensor]]] = {
 
 
 SUMS = {"eager sum", "sum", "sharing", "replaced"}
+HELD = {"eager held", "held"}
 
 
 def run(case: str, folder: Path) -> None:
     torch.manual_seed(0)
     torch._dynamo.reset()
-    made = Sum if case in SUMS else partial(Model, broken=case == "broken")
+    made = Held if case in HELD else Sum if case in SUMS else partial(Model, broken=case == "broken")
     model: Any = made()
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
     tokens = torch.randint(0, 64, (8, 32))

@@ -12,10 +12,10 @@ import pytest
 from gradscope.report.runfile import load_run
 from gradscope.tables import RunData
 
-from .models import CASES, SUMS
+from .models import CASES, HELD, SUMS
 
 SCRIPT = Path(__file__).with_name("models.py")
-OWN = {"eager", "autograd", "custom", "untold", "more", *SUMS}  # which have tests of their own
+OWN = {"eager", "autograd", "custom", "untold", "more", *SUMS, *HELD}  # which have tests of their own
 COMPILED = [case for case in CASES if case not in OWN]
 
 
@@ -107,7 +107,7 @@ def test_blocks_that_were_compiled_apart_have_what_they_compute(case: str, runs:
         assert saved[path] == eager[path], path
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case not in {"more", *SUMS}])
+@pytest.mark.parametrize("case", [case for case in CASES if case not in {"more", *SUMS, *HELD}])
 def test_modules_that_run_outside_of_graphs_are_called_as_ever(case: str, runs: dict[str, RunData]) -> None:
     """Below torch.compile Dynamo looks at every frame, gradscope's hooks among them."""
     calls = {row.path: row.calls for row in runs[case].layers if row.calls}
@@ -184,6 +184,16 @@ def test_a_break_of_the_graph_is_told_with_its_line(runs: dict[str, RunData]) ->
     assert Path(file).name == SCRIPT.name
     assert "graph_break()" in SCRIPT.read_text().splitlines()[int(line) - 1]
     assert not any(each.rule in {"graph-break", "recompiles"} for each in runs["whole"].findings)
+
+
+def test_what_computes_with_parameters_of_others_is_its_own(runs: dict[str, RunData]) -> None:
+    eager, found = ({row.path: row for row in runs[name].layers} for name in ("eager held", "held"))
+    for path in ("", "first", "normed"):
+        one, other = eager[path], found[path]
+        assert one.backward_flops and other.backward_self_ns > 0, path
+        assert (other.forward_flops, other.backward_flops) == (one.forward_flops, one.backward_flops), path
+    assert found["first"].saved_bytes == eager["first"].saved_bytes > 0
+    assert not any(found[path].flops or found[path].saved_bytes for path in ("list", "never"))
 
 
 @pytest.mark.parametrize("case", ["sum", "sharing", "replaced"])

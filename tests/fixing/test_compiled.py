@@ -42,6 +42,19 @@ def test_a_compiled_model(folder: Path, gains: Gains, run: Runner) -> None:
 
 
 @pytest.mark.usefixtures("here")
+def test_a_script_that_compiles_a_function_around_its_model(folder: Path, gains: Gains, run: Runner) -> None:
+    made = SCRIPT.replace(
+        "optimizer = ", 'step_of = torch.compile(lambda x: model(x), backend="eager")\noptimizer = ', 1
+    )
+    made = made.replace("loss = model(x)", "loss = step_of(x)")
+    assert made.count("step_of") == 2
+    Path("train.py").write_text(made, encoding="utf-8")
+    ran = run("fix", "train.py", *FAST, "--curve-steps", "3")
+    assert ran.code == 0, ran.err
+    assert any(note.startswith("no model was met") for note in load_fix("gradscope-train-fix.json").notes)
+
+
+@pytest.mark.usefixtures("here")
 def test_a_script_that_compiles_its_model(folder: Path, gains: Gains, run: Runner) -> None:
     gains(BETTER)
     made = SCRIPT.replace("model = Net()\n", 'model = torch.compile(Net(), backend="eager")\n')

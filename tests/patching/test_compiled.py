@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import gradscope
+from gradscope.errors import WorkloadError
 from gradscope.patching.advice import what_to_do
 from gradscope.patching.patches import Patches
 from gradscope.patching.prove.unit import Unit
@@ -196,6 +197,63 @@ def test_the_compiled_code_is_the_new_code(whole: bool, backend: Backend) -> Non
     patches.revert()
     assert ops() in ([], before)
     assert torch.equal(model(X), expected)
+
+
+@UNGRADED
+@pytest.mark.parametrize("ran_before", [True, False])
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_part_that_is_changed_afterwards_is_asked_in_compiled_code_too(
+    whole: bool, ran_before: bool, backend: Backend
+) -> None:
+    """Of alike blocks with one graph, one gets a forward of its own on a part whose call the new code replaces."""
+    model: Any = Blocks(backend).eval()
+    if whole:
+        for block in model.blocks:
+            block._compiled_call_impl = None
+        model = torch.compile(model, backend=backend)
+    expected = gradscope.patch(model, X, recipes=["attention"], verify=False)
+    if ran_before:
+        model(X)
+    model.blocks[1].drop.forward = lambda x: x * 3
+    found = model(X)
+    expected.revert()
+    torch.compiler.reset()
+    assert torch.allclose(found, model(X), atol=1e-5)
+
+
+def test_alike_blocks_share_a_method(backend: Backend) -> None:
+    patches = gradscope.patch(Blocks(backend), X, recipes=["attention"], verify=False)
+    assert len(patches.swaps) == 12 and len({method for swap in patches.swaps for method in swap.methods.values()}) == 1
+
+
+@UNGRADED
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # Dynamo does, of a Function
+def test_a_program_that_forbids_to_compile_anew(backend: Backend) -> None:
+    from torch._dynamo import config
+
+    model = Net()
+    model.compile(backend=backend)
+    with config.patch(error_on_recompile=True):
+        results = gradscope.patch(model, X, recipes=["attention"]).verified.results
+        assert not [result.reason for result in results if "error" in result.reason] and config.error_on_recompile
+    held = dict(vars(model.one))
+    with torch.compiler.set_stance("fail_on_recompile"), pytest.raises(WorkloadError, match="fail_on_recompile"):
+        gradscope.patch(model, X, recipes=["attention"])
+    assert vars(model.one).keys() == held.keys()
+
+
+@UNGRADED
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # Dynamo does, of a Function
+def test_an_error_of_the_compiler_is_no_recipes() -> None:
+    def fails(graph: torch.fx.GraphModule, given: list[Tensor]) -> Any:
+        raise RuntimeError("out of luck")
+
+    torch.compiler.reset()
+    model = Net()
+    model.compile(backend=fails)
+    with pytest.raises(Exception, match="out of luck"):
+        gradscope.patch(model, X, recipes=["attention"])
+    assert "forward" not in vars(model.one)
 
 
 @UNGRADED

@@ -13,7 +13,8 @@ from torch import nn
 from gradscope.capture.model_steps import Stepper
 from gradscope.capture.modes import uncompiled
 from gradscope.capture.state import preserved
-from gradscope.compat import many_versions
+from gradscope.compat import many_versions, may_compile
+from gradscope.errors import WorkloadError
 from gradscope.patching.plan import Plan
 from gradscope.patching.prove.choice import NO_GAIN, Choice, Gain, Group, Saved, Side, Way, choose
 from gradscope.patching.prove.predict import kept_bytes
@@ -72,15 +73,22 @@ def verify(workload: Workload, plan: Plan, device: str = "auto", say: Callable[[
         say: told what is being tried.
 
     Raises:
+        WorkloadError: the model is compiled, and the program forbids to compile anything new.
         Exception: what the model raises without any change.
     """
+    compiled = any(site.compiled for site in plan.tried)
+    if compiled and not may_compile():
+        raise WorkloadError(
+            'The stance of torch.compiler is "fail_on_recompile": nothing that is compiled can be replaced.\n'
+            "Patch the model before the stance is set."
+        )
     place = resolve_device(device, workload.model)
     with preserved(workload.model, workload.batch, workload.optimizer, place), import_path(workload.folder):
         step = _Step(workload, next(Batches(workload.batch, place, needed=1)))
         held = swaps(plan.tried, plan.files)
         results = {site: Result(site, "refused", site.why_not) for site in plan.sites}
         results |= _proved(held, step, plan, say)
-        step.compiled = any(site.compiled for site in plan.tried)
+        step.compiled = compiled
         right = _Swaps(held, plan, {site for site, result in results.items() if result.status == "kept"})
         with many_versions() if step.compiled else nullcontext():
             for site, reason in step.failing(right.of(right.sites)).items():
@@ -248,6 +256,7 @@ class _Step:
         """
         why: dict[Site, str] = {}
         if held and self._fails(held) is not None:
+            self._run()  # an error of the step as it is, or of compiling it, is no recipe's
             standing: list[Swap] = []
             for swap in held:
                 error = self._fails([*standing, swap])
