@@ -98,6 +98,20 @@ def gpt(*, tiny: bool) -> Workload:
     return Workload(*module.make(module.Config(**size)))
 
 
+def gpt_compiled(*, tiny: bool) -> Workload:
+    """The same under torch.compile: before and after are compiled."""
+    found = gpt(tiny=tiny)
+    return Workload(torch.compile(found.model), found.batch)
+
+
+def gpt_blocks_compiled(*, tiny: bool) -> Workload:
+    """The same with each block compiled by itself."""
+    found = gpt(tiny=tiny)
+    for block in found.model.transformer["h"]:
+        block.compile()
+    return found
+
+
 def names(*, tiny: bool) -> Workload:
     """examples/names.py as it trains."""
     module = _example("names.py")
@@ -207,6 +221,8 @@ DOMINATED = (1.25, 4.0)  # time or memory, where attention or logits are most of
 
 CASES: dict[str, WholeStep] = {
     "gpt": WholeStep(gpt, 1.25, 4.0),
+    "gpt-compiled": WholeStep(gpt_compiled),
+    "gpt-blocks-compiled": WholeStep(gpt_blocks_compiled),
     "names": WholeStep(names, 1.17),
     "makemore": WholeStep(
         makemore,

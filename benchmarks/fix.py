@@ -19,7 +19,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import torch
@@ -29,10 +29,11 @@ from _fix_cases import CASES, WholeStep, workload_of
 
 from gradscope.capture.model_steps import Stepper
 from gradscope.capture.state import preserved
+from gradscope.compat import many_versions
 from gradscope.patching.patches import Patches
 from gradscope.patching.plan import plan
 from gradscope.patching.prove.choice import Gain, Way, measured, told
-from gradscope.patching.prove.verify import verify
+from gradscope.patching.prove.verify import COMPILED_AFTER, verify
 from gradscope.workload import Batches, Workload
 
 PROOF_GOAL = 20.0  # steps
@@ -133,9 +134,12 @@ def _in_turns(workload: Workload, patches: Patches, device: torch.device) -> Gai
         for parameter in parameters:
             parameter.grad = None
 
-    with preserved(workload.model, workload.batch, None, device):
+    compiled = any(site.compiled for site in patches.kept)
+    before = COMPILED_AFTER if compiled else 0
+    ways = [Way(patches.revert, step, before), Way(patches.apply, step, before)]
+    with preserved(workload.model, workload.batch, None, device), many_versions() if compiled else nullcontext():
         try:
-            (old, new), peaks = measured([Way(patches.revert, step), Way(patches.apply, step)], device)
+            (old, new), peaks = measured(ways, device)
         finally:
             patches.revert()
     return Gain(old.side(peaks[0]), new.side(peaks[1]), told(old, new))

@@ -26,7 +26,7 @@ from gradscope.tree import modules_of, parameters_of
 from gradscope.workload import Batches, Workload, call_model, import_path, resolve_device, scalar_loss
 
 # Steps until torch.compile makes nothing new: of the first it takes what may be other in the second, as a gradient.
-_COMPILED_AFTER = 3
+COMPILED_AFTER = 3
 # More groups than this are not told apart by the shapes that they run on: each is one state more of the step.
 _MOST_GROUPS = 8
 
@@ -290,7 +290,7 @@ class _Step:
         def work() -> None:
             self._run()
 
-        return Way(switch, work, _COMPILED_AFTER if self.compiled else 0)
+        return Way(switch, work, COMPILED_AFTER if self.compiled else 0)
 
     def loss_difference(self, kept: list[Swap]) -> float:
         """Return the difference of the loss with ``kept``, in evaluation mode: a share of the loss."""
