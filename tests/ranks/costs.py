@@ -1,6 +1,7 @@
 """Models of known costs in several processes: python costs.py FOLDER RANK RANKS CASE...
 
-Each rank writes FOLDER/CASE.rankN.json. Layer 1 takes 40 ms more in the backward pass of the last rank.
+Each rank writes FOLDER/CASE.rankN.json. Layer 1 takes 40 ms more in the backward pass of the last rank. CASE.idle is
+the same case without any of these costs: what is left of a layer there is its own operators.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ WIDTH = 64
 COSTS = (4, 6, 3)
 MORE = 40
 BIG = 1024
+IDLE = ".idle"
 NETWORK = ThreadPoolExecutor(1)
 
 
@@ -32,7 +34,8 @@ class Takes(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        time.sleep(ctx.ms / 1e3)  # for there may be fewer cores than ranks
+        if ctx.ms:
+            time.sleep(ctx.ms / 1e3)  # for there may be fewer cores than ranks
         return grad, None
 
 
@@ -53,6 +56,13 @@ def network(unused: bool = False) -> nn.Sequential:
     last = dist.get_rank() == dist.get_world_size() - 1
     more = (0, MORE if last else 0, 0)
     return nn.Sequential(*(Layer(ms + extra, unused) for ms, extra in zip(COSTS, more, strict=True)))
+
+
+def idle(model: nn.Module) -> nn.Module:
+    for module in model.modules():
+        if isinstance(module, Layer):
+            module.ms = 0
+    return model
 
 
 def ddp(**options: Any) -> nn.Module:
@@ -214,7 +224,9 @@ CASES: dict[str, Callable[[], nn.Module]] = {
 def run(case: str, folder: str) -> None:
     import gradscope
 
-    model = CASES[case]()
+    name = case
+    case = case.removesuffix(IDLE)
+    model = CASES[case]() if case == name else idle(CASES[case]())
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
     x = torch.randn(8, BIG if case in (*OF_BUCKETS, "mixed_up") else WIDTH)
     with gradscope.profiling(model, steps=12, warmup=2, memory=False, lines=False) as prof:
@@ -234,7 +246,7 @@ def run(case: str, folder: str) -> None:
             left = torch.tensor([0 if prof.step() else 1])
             dist.all_reduce(left, op=dist.ReduceOp.MAX)
             ended = not left.item()
-    prof.report.save(f"{folder}/{case}.rank{dist.get_rank()}.json", force=True)
+    prof.report.save(f"{folder}/{name}.rank{dist.get_rank()}.json", force=True)
 
 
 def main() -> None:
