@@ -72,6 +72,7 @@ class Contribution:
     apart: Category | None = None  # of no line, and spent on this; None: as its row
     layer: IntColumn | None = None  # of each entry, where it is apart; None: of no layer
     communicates: bool = False  # waits for other ranks, whatever the row does
+    kernel: IntColumn | None = None  # of each entry its place among those of the device; None: the row's own time
     given: Given | None = None
 
     def only(self, places: IntColumn) -> Contribution:
@@ -84,6 +85,7 @@ class Contribution:
             self.apart,
             None if self.layer is None else self.layer[places],
             self.communicates,
+            None if self.kernel is None else self.kernel[places],
             None if self.given is None else self.given.only(places),
         )
 

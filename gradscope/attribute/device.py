@@ -203,8 +203,10 @@ def kernel_contributions(device: DeviceTime, op: IntColumn, assigned: Assigned) 
     in_backward = collective & np.isin(category, BACKWARD_CATEGORIES) & (category != Category.COMMUNICATION)
 
     def part(mask: BoolColumn) -> Contribution:
-        launcher = device.row[mask]
-        return Contribution(launcher, op[launcher], device.busy_ns[mask], np.zeros(len(launcher), np.int64))
+        kernel = np.flatnonzero(mask)
+        launcher = device.row[kernel]
+        calls = np.zeros(len(kernel), np.int64)
+        return Contribution(launcher, op[launcher], device.busy_ns[kernel], calls, kernel=kernel)
 
     layer = assigned.rows.owner[device.row[in_backward]]
     elsewhere = collective & ~np.isin(category, BACKWARD_CATEGORIES)
@@ -213,6 +215,14 @@ def kernel_contributions(device: DeviceTime, op: IntColumn, assigned: Assigned) 
         replace(part(in_backward), apart=Category.COMMUNICATION, layer=layer),
         replace(part(elsewhere), communicates=True),
     ]
+
+
+def duration_contributions(device: DeviceTime, op: IntColumn) -> Contribution:
+    """How long each kernel ran, one call each, as :func:`kernel_contributions` gives its share of the time."""
+    kernel = np.flatnonzero(device.row >= 0)
+    launcher = device.row[kernel]
+    ones = np.ones(len(kernel), np.int64)
+    return Contribution(launcher, op[launcher], device.duration_ns[kernel], ones, kernel=kernel)
 
 
 def overlapped(device: DeviceTime, op: IntColumn) -> Contribution:

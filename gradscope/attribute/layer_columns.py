@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -65,15 +65,24 @@ def with_estimates(rows: tuple[LayerRow, ...], backward: IntColumn, forward: Int
 
 
 def with_graph_flops(
-    rows: tuple[LayerRow, ...], flops: Mapping[tuple[int, bool], int], steps: int
+    rows: tuple[LayerRow, ...], flops: Mapping[tuple[int, bool], int], compiled: Collection[int], steps: int
 ) -> tuple[LayerRow, ...]:
-    """Add the floating-point operations of compiled graphs, per step, to the layers that these compute."""
+    """Add the floating-point operations of compiled graphs, per step, to what the layers run outside of these.
+
+    Args:
+        compiled: the layers that graphs compute something of. Where these have no operations their layers have none
+            that are known: of sizes that are not fixed nothing is. Nor of layers with some in backward alone: forward
+            ran where nothing is counted, between graphs of one function.
+    """
     known = {layer for layer, _ in flops}
     found = []
     for number, row in enumerate(rows):
         if number in known:
             forward, backward = (flops.get((number, which), 0) // steps for which in (False, True))
+            forward, backward = forward + (row.forward_flops or 0), backward + (row.backward_flops or 0)
             row = replace(row, flops=forward + backward, forward_flops=forward, backward_flops=backward)
+        elif (number in compiled and not row.flops) or (row.backward_flops and not row.forward_flops):
+            row = replace(row, flops=None, forward_flops=None, backward_flops=None)
         found.append(row)
     return tuple(found)
 
@@ -108,26 +117,30 @@ def with_device(
     rows: tuple[LayerRow, ...],
     assigned: Assigned,
     kernels: Sequence[KernelRow],
-    launch_ns: IntColumn,
-    idle_ns: IntColumn,
+    launch: Sequence[Contribution],
+    idle: Sequence[Contribution],
 ) -> tuple[LayerRow, ...]:
     """Add the time of kernels, and what the host spends on launching and waiting, per step."""
-    measured = assigned.steps.of_row >= 0
     steps = max(len(assigned.steps), 1)
     ran: dict[str | None, int] = defaultdict(int)  # what is listed adds up, to the nanosecond
     for kernel in kernels:
         ran[kernel.layer] += kernel.device_ns
-    launch = np.zeros(len(rows), np.int64)
-    nodes = measured & (assigned.rows.category == Category.LAYER) & (assigned.rows.owner >= 0)
-    np.add.at(launch, assigned.rows.owner[nodes], launch_ns[nodes])
-    idle = np.zeros(len(rows), np.int64)
-    np.add.at(idle, assigned.rows.owner[nodes], idle_ns[nodes])
+
+    def sums(parts: Sequence[Contribution]) -> list[int]:
+        found = np.zeros(len(rows), np.int64)
+        for part in parts:
+            owner = part.owner(assigned)
+            mine = (assigned.steps.of_row[part.row] >= 0) & (owner >= 0) & (part.category(assigned) == Category.LAYER)
+            np.add.at(found, owner[mine], part.ns[mine])
+        return [int(ns) // steps for ns in found]
+
+    launch_ns, idle_ns = sums(launch), sums(idle)
     return tuple(
         replace(
             row,
             device_ns=ran[row.path],
-            launch_ns=int(launch[index]) // steps,
-            idle_ns=int(idle[index]) // steps,
+            launch_ns=launch_ns[index],
+            idle_ns=idle_ns[index],
         )
         for index, row in enumerate(rows)
     )

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from gradscope.attribute.compiled import estimated_ns, give_to_origins, read_com
 from gradscope.attribute.cost_table import (
     PYTHON,
     Cells,
+    Contribution,
     hook_cost,
     layer_steps,
     make_cells,
@@ -22,7 +23,7 @@ from gradscope.attribute.cost_table import (
     take_out,
     totals_by_step,
 )
-from gradscope.attribute.device import DeviceTime, kernel_contributions, overlapped, read_device
+from gradscope.attribute.device import DeviceTime, duration_contributions, kernel_contributions, overlapped, read_device
 from gradscope.attribute.layer_columns import (
     with_communication,
     with_device,
@@ -146,11 +147,16 @@ def build_result(
         rows = with_flops(rows, survey.flops, survey.calls)
     if compiled is not None:
         rows = with_estimates(rows, *estimated_ns(assigned, parts, len(rows)))
-        rows = with_graph_flops(rows, compiled.flops, len(assigned.steps))
+        rows = with_graph_flops(rows, compiled.flops, compiled.layers, len(assigned.steps))
         notes += compiled.notes()
-    kernels = () if device is None else _kernels(assigned, modules, device, own.op, names)
+
+    def by_origin(part: Contribution) -> list[Contribution]:
+        return [part] if compiled is None else give_to_origins(assigned, [part], compiled)
+
+    kernels = () if device is None else _kernels(assigned, modules, device, by_origin, own.op, names)
     if device is not None:
-        rows = with_device(rows, assigned, kernels, self_times(table), own_ns)
+        launch, idle = (by_origin(replace(own, ns=ns)) for ns in (self_times(table), own_ns))
+        rows = with_device(rows, assigned, kernels, launch, idle)
         rows = with_overlapped(rows, assigned, give_to_layers(assigned, sent, [overlapped(device, own.op)], names))
     return Attribution(
         step=step,
@@ -405,21 +411,29 @@ def _ops(cells: Cells, modules: Sequence[ModuleInfo], shapes: Mapping[tuple[int,
 
 
 def _kernels(
-    assigned: Assigned, modules: Sequence[ModuleInfo], device: DeviceTime, ops: IntColumn, names: Sequence[str]
+    assigned: Assigned,
+    modules: Sequence[ModuleInfo],
+    device: DeviceTime,
+    by_origin: Callable[[Contribution], list[Contribution]],
+    ops: IntColumn,
+    names: Sequence[str],
 ) -> tuple[KernelRow, ...]:
     kernels = assigned.skeleton.table.kernels
     assert kernels is not None
     steps = max(len(assigned.steps), 1)
     sums: dict[tuple[int, int, int, int], list[int]] = defaultdict(lambda: [0, 0, 0])
-    for kernel in np.flatnonzero(device.row >= 0).tolist():
-        row = int(device.row[kernel])
-        if assigned.steps.of_row[row] < 0:
-            continue
-        owner, category = int(assigned.rows.owner[row]), int(assigned.rows.category[row])
-        entry = sums[_listed_under(owner, category), category, int(ops[row]), int(kernels.name[kernel])]
-        entry[0] += int(device.duration_ns[kernel])
-        entry[1] += int(device.busy_ns[kernel])
-        entry[2] += 1
+    ran = duration_contributions(device, ops)
+    # One that several layers were fused into is in as many pieces, of both.
+    busy = by_origin(replace(ran, ns=device.busy_ns[ran.kernel]))
+    for part, worked in zip(by_origin(ran), busy, strict=True):
+        assert part.kernel is not None
+        owners, categories = part.owner(assigned).tolist(), part.category(assigned).tolist()
+        for place in np.flatnonzero(assigned.steps.of_row[part.row] >= 0).tolist():
+            owner, category, kernel = owners[place], categories[place], int(part.kernel[place])
+            entry = sums[_listed_under(owner, category), category, int(part.op[place]), int(kernels.name[kernel])]
+            entry[0] += int(part.ns[place])
+            entry[1] += int(worked.ns[place])
+            entry[2] += int(part.calls[place])
     return tuple(
         KernelRow(
             layer=_path(modules, owner),

@@ -17,6 +17,13 @@ _TORCH, _OURS = (os.path.join(os.path.dirname(module.__file__ or ""), "") for mo
 _COMMENT = re.compile(r"\s+# .*")
 
 
+def breaks_in_models(log: CompileLog) -> bool:
+    """Check that some graph is broken that is not of an optimizer's step."""
+    return any(
+        not any(file.startswith((_OURS, f"{_TORCH}optim{os.sep}")) for file, _ in each.frames) for each in log.breaks()
+    )
+
+
 def compile_facts(log: CompileLog, watch: GraphWatch) -> dict[str, Any]:
     """What the rules are told.
 

@@ -47,6 +47,22 @@ def take_off(mode: Any) -> bool:
     return True
 
 
+def modes_of(own: Callable[[Any], bool]) -> list[tuple[int, Any]]:
+    """The modes of this thread that are ``own``, lowest first, each with its place on its stack."""
+    return [(place, mode) for modes in _STACKS.values() for place, mode in enumerate(modes()) if own(mode)]
+
+
+def put_on(mode: Any, place: int | None = None) -> None:
+    """Put ``mode`` onto its stack, on top, or where as many lie below it as once did."""
+    kind = _kind(mode)
+    above = [] if place is None else _STACKS[kind]()[place:][::-1]
+    for other in above:
+        kind.__exit__(other, None, None, None)
+    kind.__enter__(mode)
+    for other in reversed(above):
+        kind.__enter__(other)
+
+
 @contextmanager
 def letting_others_leave(own: Callable[[Any], bool]) -> Iterator[None]:
     """Inside the block a mode that is left is taken off itself, also where modes that are ``own`` lie above it."""

@@ -12,6 +12,7 @@ from contextlib import ExitStack
 
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from gradscope.capture.aside import FOLLOWING
 from gradscope.capture.backward import BackwardWatch
 from gradscope.capture.compiling import compile_facts
 from gradscope.capture.environment import rank_and_size
@@ -20,9 +21,10 @@ from gradscope.capture.memory import Surroundings
 from gradscope.capture.modes import letting_others_leave
 from gradscope.capture.phases import EventReader, Phase, Run, StepRecorder, plan
 from gradscope.capture.result import Capture
-from gradscope.capture.survey import FlopMode, LineMode
+from gradscope.capture.survey import is_own
 from gradscope.compat import (
     CompiledSteps,
+    following_dynamo,
     graph_task_id,
     require_no_profiler,
     sequence_number,
@@ -101,9 +103,10 @@ class Session:
             stack.enter_context(watch_profilers(self._give_way, self._other_ended))
             compiling = stack.enter_context(ExitStack())
             compiling.enter_context(watching_dynamo(self._compiling, self._note_no_graphs))
+            compiling.enter_context(following_dynamo(self._follow, self._note_not_followed))
             compiling.enter_context(watching_graphs(self.capture.compiled, self._note_no_graphs))
             self._watching_compiler = compiling
-            stack.enter_context(letting_others_leave(lambda mode: isinstance(mode, (LineMode, FlopMode))))
+            stack.enter_context(letting_others_leave(is_own))
             stack.callback(self.run.sampler.stop)
             stack.callback(self.run.line_mode.release)
             # Not when the memory pass begins: that may be inside one of these hooks, which torch is iterating over.
@@ -352,8 +355,18 @@ class Session:
 
     def _compiling(self, begins: bool) -> None:
         self.run.has_compiled |= begins
+        with self.run.guard.over(FOLLOWING):
+            (self.run.aside.begin if begins else self.run.aside.end)()
         if not self._closed:
             self._progress.busy("compiling" if begins else "")
+
+    def _follow(self, active: bool) -> None:
+        with self.run.guard.over(FOLLOWING):
+            self.run.aside.follow(active)
+
+    def _note_not_followed(self, error: Exception) -> None:
+        self.run.follows_dynamo = False
+        self.run.guard.note(FOLLOWING, error)
 
     def _note_no_graphs(self, error: Exception) -> None:
         self.run.guard.note(COMPILED_GRAPHS, error)

@@ -20,10 +20,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from gradscope import markers
 from gradscope.capture import byhand
+from gradscope.capture.aside import Aside
 from gradscope.capture.callers import OURS, REPLACEMENTS, TORCH, is_standard
 from gradscope.capture.graphs import starts_of, walked
 from gradscope.capture.guard import Guard
-from gradscope.capture.modes import take_off
 from gradscope.capture.modules import SpanRecorder
 from gradscope.capture.registry import ModuleRegistry, Seen
 from gradscope.compat import TraceMarker, flop_formulas
@@ -34,6 +34,7 @@ _RECORD = "torch._ops.profiler"  # record_function's two halves
 _OWN = tuple(f"{OURS}{name}" for name in ("capture", "workload", "pipeline.py", "cli"))
 # Between the user's own frames: wrappers, and what a patch calls. The user's line is the one that calls them.
 _BETWEEN = (byhand.__file__, *REPLACEMENTS)
+_AROUND_GRAPHS = tuple(f"{TORCH}{name}/" for name in ("_dynamo", "_functorch/_aot_autograd", "_inductor"))
 # What is read like an attribute, and computed: views with a node each. None: a function that is called.
 _COMPUTED = (None, "T", "H", "mT", "mH", "real", "imag")
 
@@ -79,6 +80,10 @@ class LineTracer:
         """Trace what runs inside the engine: ``backward`` is itself a torch function, inside which the mode is off."""
         return LineMode(self)
 
+    def is_aside(self) -> bool:
+        """Check that compiled code runs, which is not traced."""
+        return self._mode.aside.is_aside()
+
     def call(self, function: Callable[..., Any], frame: FrameType, args: Any, kwargs: Any) -> Any:
         """Call ``function`` inside a span of the line that ``frame``, or the first user frame above it, is at."""
         # .shape, .device, .requires_grad: nothing is computed. And record_function opens a row that outlives the call:
@@ -91,7 +96,8 @@ class LineTracer:
             return function(*args, **kwargs)
         span = None
         try:
-            span = self.spans.open(self._label(frame))
+            label = self._label(frame)
+            span = None if label is None else self.spans.open(label)
         except Exception as error:
             self._guard.note(SOURCE_LINES, error)
         try:
@@ -101,7 +107,8 @@ class LineTracer:
                 with self._guard.over(SOURCE_LINES):
                     self.spans.close(span)
 
-    def _label(self, frame: FrameType | None) -> int:
+    def _label(self, frame: FrameType | None) -> int | None:
+        """The number of the line that ``frame`` is at, or the first user frame above it; None: of a graph's call."""
         while frame is not None:
             code = frame.f_code
             place = self._places.get(code)
@@ -109,6 +116,8 @@ class LineTracer:
                 place = self._places[code] = _place_of(code.co_filename)
             if place is _CodeOf.OURS:  # above it there is only what started gradscope
                 break
+            if place is _CodeOf.GRAPHS:
+                return None
             if place is _CodeOf.USER:
                 key = (code, frame.f_lineno)
                 label = self._labels.get(key)
@@ -130,7 +139,7 @@ class LineTracer:
 
         def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
             bound = super(base, cls).apply  # type: ignore[misc]
-            if torch.compiler.is_compiling():
+            if torch.compiler.is_compiling() or tracer.is_aside():
                 return bound(*args, **kwargs)
             return tracer.call(bound, sys._getframe(1), args, kwargs)
 
@@ -145,11 +154,14 @@ class _CodeOf(Enum):
     USER = "user"
     LIBRARY = "library"
     OURS = "ours"
+    GRAPHS = "graphs"  # what torch does around a compiled graph: its line has to do with nothing that runs
 
 
 def _place_of(filename: str) -> _CodeOf:
     if filename.startswith(_OWN) and not filename.startswith(_BETWEEN):
         return _CodeOf.OURS
+    if filename.startswith(_AROUND_GRAPHS):
+        return _CodeOf.GRAPHS
     # What logging prints is the line's that logs.
     return _CodeOf.LIBRARY if filename.startswith((TORCH, *_BETWEEN)) or is_standard(filename) else _CodeOf.USER
 
@@ -177,9 +189,10 @@ class LineMode(TorchFunctionMode):
     tracer to the next: call :meth:`release` once the loop is left.
     """
 
-    def __init__(self, tracer: Tracer | None = None) -> None:
+    def __init__(self, tracer: Tracer | None = None, aside: Aside | None = None) -> None:
         super().__init__()
         self._tracer = tracer
+        self.aside = aside or Aside(is_own)
         self._entered = False
 
     def turn_on(self, tracer: Tracer) -> None:
@@ -187,7 +200,7 @@ class LineMode(TorchFunctionMode):
         self._tracer = tracer
         if not self._entered:
             self._entered = True
-            self.__enter__()  # type: ignore[no-untyped-call]
+            self.aside.enter(self)
 
     def turn_off(self) -> None:
         """Let nobody see a call any more."""
@@ -195,8 +208,8 @@ class LineMode(TorchFunctionMode):
         self.release()
 
     def release(self) -> None:
-        """Take the mode off torch's stack, where it lies there."""
-        if self._entered and take_off(self):
+        """Take the mode off torch's stack, where it lies there, or is to."""
+        if self._entered and self.aside.leave(self):
             self._entered = False
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -208,19 +221,19 @@ class LineMode(TorchFunctionMode):
 class FlopMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Writes a FLOP marker for each op that torch's registry has a formula for."""
 
-    def __init__(self, guard: Guard) -> None:
+    def __init__(self, guard: Guard, aside: Aside) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._guard = guard
+        self._guard, self._aside = guard, aside
         self._formulas = flop_formulas()
 
     @contextmanager
     def counting(self) -> Iterator[None]:
         """Until the block is left, on whatever part of torch's stack the mode lies then."""
-        self.__enter__()  # type: ignore[no-untyped-call]
+        self._aside.enter(self)
         try:
             yield
         finally:
-            take_off(self)
+            self._aside.leave(self)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -234,6 +247,11 @@ class FlopMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _count(self, flops: int) -> None:
         with TraceMarker(markers.FLOP + str(int(flops))):
             pass
+
+
+def is_own(mode: Any) -> bool:
+    """Check that a mode is gradscope's."""
+    return isinstance(mode, (LineMode, FlopMode))
 
 
 class GraphTracer:

@@ -351,7 +351,7 @@ def _count_kernels(torch: Any) -> int:
 def _compile(torch: Any) -> Answer:
     name = "models under torch.compile"
     cuda = torch.cuda.is_available()
-    limits = "kernels of several layers are split by an estimate; what runs outside of graphs has no lines or FLOPs"
+    limits = "kernels of several layers are split by an estimate"
     if cuda and importlib.util.find_spec("triton") is None:
         return Answer(name, False, "triton is not installed, which torch.compile needs on CUDA")
     compiler = os.environ.get("CXX") or "c++"

@@ -8,13 +8,14 @@ Source: torch/_dynamo/eval_frame.py, decorators.py (``disable``) and callback.py
 
 from __future__ import annotations
 
+import functools
 import importlib.abc
 import importlib.util
 import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from importlib.machinery import ModuleSpec
 from types import CodeType, ModuleType
 from typing import Any, NamedTuple
@@ -117,6 +118,54 @@ def may_compile() -> bool:
     """Check that the program has not forbidden to compile anything new, by ``torch.compiler.set_stance``."""
     stance = getattr(getattr(sys.modules.get(f"{DYNAMO}.eval_frame"), "_stance", None), "stance", "default")
     return stance != "fail_on_recompile"
+
+
+def dynamo_runs() -> bool:
+    """Check that Dynamo looks at what this thread calls now: below a compiled function, but for what is left alone."""
+    frames = sys.modules.get(f"{DYNAMO}.eval_frame")
+    return frames is not None and _is_active(torch._C._dynamo.eval_frame.get_eval_frame_callback())  # type: ignore[attr-defined]
+
+
+def _is_active(callback: Any) -> bool:
+    return callback is not None  # False: it runs what is compiled, and compiles nothing
+
+
+@contextmanager
+def following_dynamo(follow: Callable[[bool], None], failed: Callable[[Exception], None]) -> Iterator[None]:
+    """Tell when Dynamo begins to look at what a thread calls, and when it no longer does, until the block is left.
+
+    Args:
+        follow: called with True as a compiled function is entered, and with False behind it; the other way round by
+            what is left alone inside of one. Also where nothing has changed.
+        failed: as of :func:`watching_dynamo`.
+    """
+    with ExitStack() as stack:
+
+        def begin() -> None:
+            try:
+                stack.enter_context(_following(sys.modules[f"{DYNAMO}.eval_frame"], follow))
+            except Exception as error:
+                failed(error)
+
+        with once_imported(DYNAMO, begin):
+            yield
+
+
+@contextmanager
+def _following(frames: Any, follow: Callable[[bool], None]) -> Iterator[None]:
+    original = frames._maybe_set_eval_frame  # which a compiled function calls with what it was made for, and at its end
+
+    @functools.wraps(original)
+    def set_eval_frame(callback: Any) -> Any:
+        follow(_is_active(callback))
+        return original(callback)
+
+    frames._maybe_set_eval_frame = set_eval_frame
+    try:
+        yield
+    finally:
+        if frames._maybe_set_eval_frame is set_eval_frame:
+            frames._maybe_set_eval_frame = original
 
 
 def compiles_backward() -> bool:

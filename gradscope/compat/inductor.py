@@ -15,7 +15,7 @@ import sys
 import warnings
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from operator import attrgetter
 from typing import Any
@@ -83,6 +83,7 @@ class GraphWatch:
         self.runs: list[GraphRun] = []  # each once
         self.has_run = False  # a graph has, also one that was compiled before
         self.told: Callable[[Sequence[torch.Tensor]], Any] | None = None  # of the parameters of a run that is new
+        self.around: Callable[[], AbstractContextManager[None]] | None = None  # each run, in place of a bare one
         self.reads: Callable[[int, Sequence[Any]], None] | None = None  # told of each run what it is run with
         self._known: dict[GraphRun, int] = {}
 
@@ -161,7 +162,10 @@ def _watching(watch: GraphWatch, failed: Callable[[Exception], None]) -> Iterato
                 self._fx_graph_cache_key = f"{markers.GRAPH}{watch.run(number, inputs)}"  # which the row is called by
             except Exception as error:
                 failed(error)
-        return call(self, inputs)
+        if watch.around is None:
+            return call(self, inputs)
+        with watch.around():
+            return call(self, inputs)
 
     with ExitStack() as stack:
         for module, name, value in _SETTINGS:

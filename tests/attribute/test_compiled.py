@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 
 from gradscope.attribute.align_steps import assign
 from gradscope.attribute.compiled import match
 from gradscope.attribute.result import Attribution, build_result
 from gradscope.attribute.rows import read_skeleton
-from gradscope.tables import CompiledGraph, FusedNode, LineInfo, ModuleInfo, RowKind
+from gradscope.tables import CompiledGraph, EventTable, FusedNode, KernelTable, LineInfo, ModuleInfo, RowKind
 
 from .hand import Row, spans, table_of
 
@@ -28,17 +31,37 @@ def graph(nodes: dict[str, FusedNode], **kernels: str) -> CompiledGraph:
 
 
 def run(
-    graphs: dict[int, CompiledGraph], *rows: Row, calls: tuple[tuple[int, int, int], ...] = ((ROOT, 0, 9),)
+    graphs: dict[int, CompiledGraph],
+    *rows: Row,
+    calls: tuple[tuple[int, int, int], ...] = ((ROOT, 0, 9),),
+    on_device: dict[str, tuple[int, int]] | None = None,
 ) -> Attribution:
-    """One step, whose calls are each 95 long and draw the numbers that they are given."""
+    """One step, whose calls are each 95 long and draw the numbers that they are given.
+
+    Args:
+        on_device: from when until when the kernel runs that the row of that name launches.
+    """
     table = table_of(
         Row(RowKind.STEP, 0, 0, "step", argument=0),
         *(Row(RowKind.CALL, 100 * k, 100 * k + 95, "call", argument=k) for k in range(len(calls))),
         *rows,
         Row(RowKind.STEP, 10_000, 10_000, "step", argument=1),
     )
+    if on_device is not None:
+        table = replace(table, kernels=launched(table, on_device))
     skeleton = read_skeleton(table, spans(*calls), [-1, 0, 1, 0, 3], paths=PATHS)
     return build_result(assign(skeleton, 0, None), MODULES, LINES, None, {}, has_flops=False, graphs=graphs)
+
+
+def launched(table: EventTable, on_device: dict[str, tuple[int, int]]) -> KernelTable:
+    """Kernels in order of start, each called ``k_`` and what its row is called."""
+    names = sorted(on_device, key=lambda name: on_device[name])
+    row = [int(np.flatnonzero(table.name == table.names.index(name))[0]) for name in names]
+    start, end = np.array([on_device[name] for name in names], np.int64).T
+    nothing = np.zeros(len(names), np.int64)
+    return KernelTable(
+        tuple(f"k_{name}" for name in names), np.arange(len(names)), start, end, nothing, nothing, np.array(row)
+    )
 
 
 def backward(start: int, sequence: int, *kernels: tuple[str, int], number: int = 0) -> list[Row]:
@@ -199,6 +222,25 @@ MM, CPP1, CPP2 = "extern_kernels.mm", "cpp_fused_1", "cpp_fused_2"
 )
 def test_kernels_run_in_the_order_of_the_code(rows: list[str], kernels: list[str], found: list[int] | None) -> None:
     assert match(rows, kernels) == found
+
+
+def test_a_devices_kernels_are_of_the_layers_that_they_compute() -> None:
+    """One of several layers is in pieces, which add up; so is what launching it took."""
+    nodes = {"x": fused(-1, size=8), "p": fused(A, "x", size=4), "q": fused(B, "p", size=24), "m": fused(A, "q")}
+    graphs = {0: graph(nodes, triton_1="p q", triton_2="m")}
+    rows = backward(1000, 5, ("triton_1", 40), ("triton_2", 10))
+    ran = {"triton_1": (1500, 1900), "triton_2": (1900, 2000)}
+    found = run(graphs, *rows, on_device=ran)
+    assert layers(found, "device_ns") == {"a": 120 + 100, "b": 280}
+    assert layers(found, "launch_ns") == {"a": 12 + 10, "b": 28}
+    assert layers(found) == {"a": 12 + 10 + 220, "b": 28 + 280}
+    assert layers(found, "estimated_ns") == {"a": 12 + 120, "b": 28 + 280}
+    kernels = {(row.layer, row.name): (row.device_ns, row.busy_ns, row.calls) for row in found.kernels}
+    assert kernels == {
+        ("a", "k_triton_1"): (120, 120, 1),
+        ("b", "k_triton_1"): (280, 280, 0),
+        ("a", "k_triton_2"): (100, 100, 1),
+    }
 
 
 def test_the_estimate_is_of_the_measured_steps() -> None:

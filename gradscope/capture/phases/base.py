@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 from gradscope import markers
+from gradscope.capture.aside import FOLLOWING, Aside
 from gradscope.capture.backward import Around, BackwardWatch
 from gradscope.capture.budget import Budget
 from gradscope.capture.guard import Guard
@@ -16,7 +17,7 @@ from gradscope.capture.memory import Surroundings
 from gradscope.capture.modes import compiled_frames, uses_compile
 from gradscope.capture.result import Capture
 from gradscope.capture.storages import take_census
-from gradscope.capture.survey import LineMode, Tracer
+from gradscope.capture.survey import LineMode, Tracer, is_own
 from gradscope.capture.system import FaultMeter
 from gradscope.compat import CompileLog, marking_recompute, marking_waits, start_profiler, stop_profiler
 from gradscope.tables import EventTable
@@ -65,9 +66,11 @@ class Run:
     guard: Guard = field(default_factory=Guard)
     recorder: StepRecorder | None = None
     backward: BackwardWatch = field(default_factory=BackwardWatch)
-    line_mode: LineMode = field(default_factory=LineMode)
+    aside: Aside = field(default_factory=lambda: Aside(is_own))
+    line_mode: LineMode = field(init=False)
     faults: FaultMeter = field(default_factory=FaultMeter)
     compiled_before: int = field(default_factory=compiled_frames)
+    follows_dynamo: bool = True  # unless this torch does not tell where compiled code begins
     has_compiled: bool = False  # Dynamo, anything: its own count of frames leaves out those with fullgraph=True
     compile_log: CompileLog = field(default_factory=CompileLog)
     profiler: Any = None  # gradscope's own, while it runs
@@ -78,6 +81,7 @@ class Run:
     budget: Budget = field(init=False)
 
     def __post_init__(self) -> None:
+        self.line_mode = LineMode(aside=self.aside)
         self.budget = Budget(self.capture.options.memory_budget)
         self.loaders = LoaderWatch(self.guard)
         self.sampler = LineSampler(self.guard)
@@ -89,6 +93,19 @@ class Run:
             or self.capture.compiled.has_run
             or uses_compile(self.capture.registry.alive(), self.compiled_before)
         )
+
+    def may_trace(self) -> bool:
+        """Check that modes of ours may be put on: nothing is compiled, or they are kept away from what is."""
+        return not self.uses_compile() or (bool(self.capture.compiled.graphs) and self.follows_dynamo)
+
+    @contextmanager
+    def beside_graphs(self) -> Iterator[None]:
+        """Keep modes of ours away from graphs that run, until the block is left."""
+        self.capture.compiled.around = lambda: self.guard.around(FOLLOWING, self.aside.inside)
+        try:
+            yield
+        finally:
+            self.capture.compiled.around = None
 
     def leave_out(self, what: Sequence[str]) -> None:
         """Note what is not measured, for the budget's sake."""

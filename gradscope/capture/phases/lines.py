@@ -43,7 +43,7 @@ class Lines(Phase):
 
     def fits(self) -> bool:
         run, capture = self.run, self.run.capture
-        if capture.survey is None or run.uses_compile():
+        if capture.survey is None or not run.may_trace():
             return False
         self._look()
         self.steps = min(MOST, run.budget.traced_steps()) if self._missing > LEAST else 0
@@ -72,6 +72,7 @@ class Lines(Phase):
         exits.enter_context(run.marking_backward(lambda _roots: self._tracer.inside_backward()))
         self._profiler = new_profiler()
         exits.enter_context(run.profiling(self._profiler))
+        exits.enter_context(run.beside_graphs())
         exits.enter_context(self._tracer.recording())
         self._mark()
 

@@ -61,7 +61,7 @@ class MemorySteps:
 
 
 class Memory(Phase):
-    """A profiler of its own, which records what is allocated; lines too where nothing is compiled."""
+    """A profiler of its own, which records what is allocated, and where."""
 
     name = "memory"
 
@@ -101,7 +101,7 @@ class Memory(Phase):
 
     def _put_up(self, exits: ExitStack, *, settled: bool) -> None:
         run = self.run
-        with_lines = run.capture.options.lines and not run.uses_compile()
+        with_lines = run.capture.options.lines and run.may_trace()
         steps = self._steps = MemorySteps(
             run.surroundings, LineTracer(run.line_mode, run.guard), CallRecorder(run.guard, run.capture.registry)
         )
@@ -112,6 +112,7 @@ class Memory(Phase):
         exits.enter_context(run.marking_backward(_around(steps.tracer, steps.lines if with_lines else None)))
         exits.enter_context(run.profiling(steps.profiler, start_memory_profiler))
         if with_lines:
+            exits.enter_context(run.beside_graphs())
             exits.enter_context(steps.lines.recording())
         if settled:
             steps.begin_settled()

@@ -10,6 +10,7 @@ import torch
 
 from gradscope.capture.backward import Around
 from gradscope.capture.budget import SurveyPlan
+from gradscope.capture.compiling import breaks_in_models
 from gradscope.capture.modules import MODULE_CALLS, CallRecorder
 from gradscope.capture.phases.base import Phase, Run
 from gradscope.capture.phases.timed import read_timed
@@ -18,9 +19,13 @@ from gradscope.capture.storages import sizes_text, tensors_in
 from gradscope.capture.survey import FLOPS, FlopMode, GraphTracer, LineTracer
 from gradscope.compat import new_profiler
 
-_WITH_GRAPHS = (
+_NOT_FOLLOWED = (
     "the program uses torch.compile: source lines and FLOPs are those of the compiled graphs, and what runs outside of "
     "them has none"
+)
+_BROKEN = (
+    "inside of functions whose graphs break (see graph-break), what runs between the graphs has no source lines and no "
+    "FLOPs"
 )
 _WITHOUT_GRAPHS = (
     "the program uses torch.compile, but gradscope saw Inductor compile nothing: it was compiled before, by another "
@@ -62,9 +67,8 @@ class Survey(Phase):
     def enter(self, exits: ExitStack) -> None:
         run = self.run
         self._plan = run.budget.survey()
-        # Modes would send compiled code back to eager or break its graph: nodes of another step, other lines.
-        self._compiled = run.uses_compile()
-        with_lines = run.capture.options.lines and not self._compiled
+        self._compiled, traced = run.uses_compile(), run.may_trace()
+        with_lines = run.capture.options.lines and traced
         self._recorder.on_root_call = run.guard.hook(self.name, self._note_batch)
         exits.callback(setattr, self._recorder, "on_root_call", None)  # else the run would hold itself alive
         exits.enter_context(self._recorder.recording())
@@ -72,9 +76,10 @@ class Survey(Phase):
         exits.enter_context(run.marking_backward(around))
         self._profiler = new_profiler(shapes=self._plan.shapes)
         exits.enter_context(run.profiling(self._profiler))
-        if self._plan.flops and not self._compiled:
+        exits.enter_context(run.beside_graphs())
+        if self._plan.flops and traced:
             with run.guard.over(FLOPS):
-                exits.enter_context(FlopMode(run.guard).counting())
+                exits.enter_context(FlopMode(run.guard, run.aside).counting())
                 self._has_flops = True
         if with_lines:
             exits.enter_context(self._tracer.recording())
@@ -84,6 +89,14 @@ class Survey(Phase):
 
     def end_step(self) -> None:
         self._recorder.end_step()
+
+    def _untold(self) -> list[str]:
+        """What the report must say of a compiled program."""
+        if not self.run.capture.compiled.graphs:
+            return [_WITHOUT_GRAPHS]
+        if not self.run.may_trace():
+            return [_NOT_FOLLOWED]
+        return [_BROKEN] if breaks_in_models(self.run.compile_log) else []
 
     def _note_batch(self, args: Any) -> None:
         """Of the arguments, or where all are keywords of the batch that they come from.
@@ -101,7 +114,7 @@ class Survey(Phase):
         if self.done:
             self.run.take_census()
         if self._compiled:
-            self.run.capture.notes.append(_WITH_GRAPHS if self.run.capture.compiled.graphs else _WITHOUT_GRAPHS)
+            self.run.capture.notes += self._untold()
         if self.done < self.steps or self.run.guard.failed.keys() & {self.name, MODULE_CALLS}:
             return
         self.run.leave_out(self._plan.left_out)

@@ -1,0 +1,108 @@
+"""Takes gradscope's modes off torch's stacks while compiled code runs, or is compiled.
+
+Dynamo guards which function modes there are, and compiles nothing below a dispatch mode: with one of ours on the stack
+it would compile all code once more, or run it as it stands. Generated code would be traced line by line.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+from gradscope.capture.modes import modes_of, put_on, take_off
+from gradscope.compat import dynamo_runs
+
+FOLLOWING = "following torch.compile"  # under which the guard notes an error
+
+
+class _Held(NamedTuple):
+    mode: Any
+    place: int | None  # on its stack, from below; None: it was to be put on meanwhile
+
+
+class _Here(threading.local):
+    """What is so in one thread."""
+
+    def __init__(self) -> None:
+        self.dynamo = dynamo_runs()  # what is called now Dynamo looks at
+        self.inside = 0  # of graphs that run, and compilations
+        self.held: list[_Held] = []
+
+    @property
+    def off(self) -> bool:
+        return self.dynamo or self.inside > 0
+
+
+class Aside:
+    """The modes of one run, in each thread on its stacks or aside.
+
+    Args:
+        own: tells the modes that are meant.
+    """
+
+    def __init__(self, own: Callable[[Any], bool]) -> None:
+        self._own = own
+        self._here = _Here()
+
+    def is_aside(self) -> bool:
+        """Check that modes of ours are kept off this thread's stacks now."""
+        return self._here.off
+
+    def enter(self, mode: Any) -> None:
+        """Put ``mode`` on its stack, in compiled code once that has ended."""
+        here = self._here
+        if here.off:
+            here.held.append(_Held(mode, None))
+        else:
+            mode.__enter__()
+
+    def leave(self, mode: Any) -> bool:
+        """Take ``mode`` off its stack, or forget it where it is aside; False where this thread has it in neither."""
+        here = self._here
+        for each in here.held:
+            if each.mode is mode:
+                here.held.remove(each)
+                return True
+        return take_off(mode)
+
+    def follow(self, active: bool) -> None:
+        """Dynamo begins to look at what is called, or no longer does."""
+        here = self._here
+        if not here.inside and here.dynamo != active:
+            here.dynamo = active
+            self._turn(here)
+
+    @contextmanager
+    def inside(self) -> Iterator[None]:
+        """Around a graph that runs."""
+        self.begin()
+        try:
+            yield
+        finally:
+            self.end()
+
+    def begin(self) -> None:
+        """A graph is run, or something compiled, until :meth:`end` is called."""
+        here = self._here
+        here.inside += 1
+        self._turn(here)
+
+    def end(self) -> None:
+        """See :meth:`begin`."""
+        here = self._here
+        here.inside = max(here.inside - 1, 0)
+        self._turn(here)
+
+    def _turn(self, here: _Here) -> None:
+        if here.off:
+            found = [_Held(mode, place) for place, mode in modes_of(self._own)]
+            for each in found:
+                take_off(each.mode)
+            here.held += found
+        else:
+            # In the order of their places: each counts those of ours below it.
+            held, here.held = here.held, []
+            for mode, place in held:
+                put_on(mode, place)

@@ -1,0 +1,121 @@
+"""Modes of gradscope's and the user's on torch's stacks, while compiled code comes and goes."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from gradscope.capture.aside import Aside
+from gradscope.compat import dispatch_modes, function_modes
+
+
+class Function(TorchFunctionMode):
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+class Dispatch(TorchDispatchMode):
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.fixture
+def ours() -> list[Any]:
+    return [Function(), Dispatch(), Function()]
+
+
+@pytest.fixture
+def aside(ours: list[Any]) -> Aside:
+    return Aside(lambda mode: any(mode is each for each in ours))
+
+
+def test_while_a_graph_runs_only_the_users_lie_there(aside: Aside, ours: list[Any]) -> None:
+    first, dispatch, second = ours
+    user, users_dispatch = Function(), Dispatch()
+    for mode in (first, dispatch):
+        aside.enter(mode)
+    with user, users_dispatch:
+        aside.enter(second)
+        before = function_modes(), dispatch_modes()
+        with aside.inside():
+            assert function_modes() == [user] and dispatch_modes() == [users_dispatch]
+            assert aside.is_aside()
+            with aside.inside():  # another graph, which is compiled first say
+                assert function_modes() == [user]
+            assert function_modes() == [user]
+        assert (function_modes(), dispatch_modes()) == before == ([first, user, second], [dispatch, users_dispatch])
+        assert aside.leave(second)
+    assert aside.leave(dispatch) and aside.leave(first)
+    assert not function_modes() and not dispatch_modes()
+
+
+def test_what_dynamo_leaves_alone_is_traced_inside_of_compiled_code_too(aside: Aside, ours: list[Any]) -> None:
+    mode = ours[0]
+    aside.enter(mode)
+    aside.follow(True)
+    assert not function_modes()
+    aside.follow(True)  # one compiled function calls another
+    aside.follow(False)  # a function that is disabled
+    assert function_modes() == [mode]
+    aside.follow(True)
+    assert not function_modes()
+    aside.follow(False)
+    assert function_modes() == [mode] and aside.leave(mode) and not function_modes()
+
+
+def test_what_is_called_while_something_is_compiled_changes_nothing(aside: Aside, ours: list[Any]) -> None:
+    """Autotuning calls compiled functions of torch's own, at whose end Dynamo looks at nothing: compiling goes on."""
+    mode = ours[0]
+    aside.enter(mode)
+    aside.follow(True)
+    aside.begin()
+    aside.follow(True)
+    aside.follow(False)
+    assert not function_modes()
+    aside.end()
+    assert not function_modes()
+    aside.follow(False)
+    assert function_modes() == [mode] and aside.leave(mode)
+
+
+def test_a_phase_may_begin_and_end_inside_of_compiled_code(aside: Aside, ours: list[Any]) -> None:
+    """A compiled training step steps its optimizer, where steps end."""
+    first, dispatch, second = ours
+    aside.enter(first)
+    aside.follow(True)
+    assert aside.leave(first)
+    aside.enter(dispatch)
+    aside.enter(second)
+    assert not function_modes() and not dispatch_modes()
+    aside.follow(False)
+    assert function_modes() == [second] and dispatch_modes() == [dispatch]
+    assert aside.leave(second) and aside.leave(dispatch) and not aside.leave(first)
+    assert not function_modes() and not dispatch_modes()
+
+
+def test_an_end_without_a_beginning_leaves_all_as_it_is(aside: Aside, ours: list[Any]) -> None:
+    """Torch tells of the last of several compilations at once that it has ended, whichever thread that is on."""
+    aside.enter(ours[0])
+    aside.end()
+    assert function_modes() == [ours[0]] and not aside.is_aside() and aside.leave(ours[0])
+
+
+def test_compiled_code_of_another_thread_is_its_own(aside: Aside, ours: list[Any]) -> None:
+    mode = ours[0]
+    aside.enter(mode)
+    found: list[Any] = []
+
+    def other() -> None:
+        aside.follow(True)
+        found.append(aside.leave(mode))
+        aside.follow(False)
+        found.append(function_modes())
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    thread.join()
+    assert found == [False, []] and function_modes() == [mode] and aside.leave(mode)
