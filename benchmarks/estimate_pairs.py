@@ -23,6 +23,7 @@ WITHOUT = {
     "late-bucket": _RANKS,
     "graph-break": _PROMISES_NOTHING,
     "graph-recompute": _PROMISES_NOTHING,
+    "not-compiled": _PROMISES_NOTHING,
     "recompiles": _PROMISES_NOTHING,
 }
 

@@ -89,6 +89,23 @@ ATEN_REPEAT = "aten::repeat"  # besides its result it allocates a few numbers, t
 ATEN_COPIES = names("aten::clone aten::cat aten::_to_copy aten::_reshape_copy") | {ATEN_REPEAT}
 ATEN_EMPTIES = names("aten::empty aten::empty_like aten::empty_strided")
 
+# What compiled graphs fuse into kernels of their own: none of these has a row there.
+ATEN_FUSED = ATEN_COPIES | names(
+    "aten::add aten::add_ aten::sub aten::sub_ aten::mul aten::mul_ aten::div aten::div_ aten::neg aten::abs aten::pow",
+    "aten::exp aten::log aten::sqrt aten::rsqrt aten::reciprocal aten::sin aten::cos aten::erf aten::clamp aten::where",
+    "aten::clamp_min aten::clamp_max aten::maximum aten::minimum aten::masked_fill aten::masked_fill_ aten::copy_",
+    "aten::sum aten::mean aten::var aten::var_mean aten::amax aten::cumsum aten::bernoulli_ aten::addcmul",
+    "aten::relu aten::relu_ aten::threshold_backward aten::gelu aten::gelu_backward aten::silu aten::silu_backward",
+    "aten::sigmoid aten::sigmoid_backward aten::tanh aten::tanh_backward aten::softplus aten::softplus_backward",
+    "aten::leaky_relu aten::leaky_relu_backward aten::elu aten::elu_backward aten::hardtanh aten::hardtanh_backward",
+    "aten::hardswish aten::hardswish_backward aten::mish aten::mish_backward aten::log_sigmoid_forward",
+    "aten::native_layer_norm aten::native_layer_norm_backward aten::native_group_norm aten::native_group_norm_backward",
+    "aten::native_batch_norm aten::native_batch_norm_backward aten::_fused_rms_norm aten::_fused_rms_norm_backward",
+    "aten::native_dropout aten::native_dropout_backward aten::_softmax aten::_softmax_backward_data",
+    "aten::_log_softmax aten::_log_softmax_backward_data aten::nll_loss_forward aten::nll_loss_backward",
+    "aten::mse_loss aten::mse_loss_backward aten::binary_cross_entropy_with_logits aten::smooth_l1_loss",
+)
+
 COMPILED_GRAPH = "## Call CompiledFxGraph"  # so begins the row of a graph of Inductor's
 
 # Between ranks: so the names of their rows begin.

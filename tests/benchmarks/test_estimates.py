@@ -39,6 +39,7 @@ def test_every_rule_has_a_pair(estimates: Any) -> None:
         "late-bucket",
         "graph-break",
         "graph-recompute",
+        "not-compiled",
         "recompiles",
     }
     assert {pair.rule for pair in pairs} == set(RULES) - set(estimates.WITHOUT)

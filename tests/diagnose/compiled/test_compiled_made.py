@@ -31,7 +31,7 @@ def row(name: str, ns: int, calls: float) -> OpRow:
     return OpRow(None, "forward", name, calls, ns)
 
 
-@pytest.mark.parametrize("name", ["recompiles", "graph-break", "graph-recompute"])
+@pytest.mark.parametrize("name", ["recompiles", "graph-break", "graph-recompute", "not-compiled"])
 def test_says_what_it_is_and_where_it_is_from(name: str) -> None:
     rule = RULES[name]
     assert rule.title[0].islower() and not rule.title.endswith(".")
@@ -39,7 +39,7 @@ def test_says_what_it_is_and_where_it_is_from(name: str) -> None:
         assert part in rule.about
 
 
-@pytest.mark.parametrize("name", ["recompiles", "graph-break", "graph-recompute"])
+@pytest.mark.parametrize("name", ["recompiles", "graph-break", "graph-recompute", "not-compiled"])
 def test_nothing_is_said_of_a_run_without_compile(name: str) -> None:
     assert not list(RULES[name].find(made_case(device="cpu")))
     assert not found(name)
@@ -79,6 +79,33 @@ def test_a_break_of_a_graph_has_its_line_and_what_the_regions_take(lookup: int, 
     assert finding.line == "model.py:8" and finding.severity == severity
     assert "Tensor.item()" in finding.evidence and "3 compiled regions" in finding.evidence
     assert finding.cost_ns == lookup + MS // 5 and finding.predicted_saving_ns is None
+
+
+def eager_part(ns: int, **facts: Any) -> list[Finding]:
+    """A compiled block beside a head that is not, and a loss in no module."""
+    parts = (
+        OpRow("head", "backward", "aten::gelu_backward", 1.0, ns // 2),
+        OpRow("head", "forward", "aten::mm", 1.0, 50 * MS),  # no graph fuses it
+        OpRow(None, "forward", "aten::_log_softmax", 1.0, ns - ns // 2),
+        OpRow(None, "optimizer", "aten::mul_", 1.0, 50 * MS),
+        OpRow("blocks.0", "backward", "cpp_fused_gelu_0", 1.0, 20 * MS),
+    )
+    return found("not-compiled", parts, **facts)
+
+
+def test_what_runs_beside_compiled_graphs_and_could_be_in_one() -> None:
+    (finding,) = eager_part(6 * MS, graphs=2)
+    check_words(finding)
+    assert finding.layers == ("head",) and "6.00 ms" in finding.evidence and "of head" in finding.evidence
+    assert finding.cost_ns == 6 * MS and finding.predicted_saving_ns is None
+    assert "torch.compile(model)" in finding.code
+    (finding,) = eager_part(6 * MS, graphs=2, breaks=[{"place": "model.py:8", "reason": "item"}])
+    check_words(finding)
+    assert "graph-break" in finding.advice and "graph_breaks" in finding.code
+
+
+def test_little_beside_graphs_is_left_as_it_is_and_so_is_a_program_without_any() -> None:
+    assert not eager_part(4 * MS, graphs=2) and not eager_part(60 * MS, graphs=0)
 
 
 class Log:
