@@ -27,10 +27,11 @@ def compiled_graphs(
     found = {}
     for number, ran in enumerate(runs):
         note, nodes = notes[ran.graph], graphs[ran.graph]
-        if not has_noted_sizes(ran, notes):
+        sized = has_noted_sizes(ran, notes)
+        if not sized:
             nodes = {name: replace(node, flops=0) for name, node in nodes.items()}
         holders = frozenset(held[address] for address in ran.parameters if address in held)
-        found[number] = CompiledGraph(note.kernels, nodes, holders, note.inputs, note.is_optimizer)
+        found[number] = CompiledGraph(note.kernels, nodes, holders, note.inputs, note.is_optimizer, sized)
     return found
 
 

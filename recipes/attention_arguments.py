@@ -191,8 +191,9 @@ def _four_of_mask(mask: Tensor, query: Tensor, batch: torch.Size, sides: tuple[i
     if query.dtype == torch.float64 and mask.is_floating_point():
         mask = mask.double()  # the CPU kernel of torch 2.13 reads a float32 mask as float64
     full = (*batch, *sides)
+    # Not "in (1, want)": under torch.compile that is false of equal sizes where one is not fixed. So in all recipes.
     fits = mask.dim() <= len(full) and all(
-        own in (1, want) for own, want in zip(reversed(mask.shape), reversed(full), strict=False)
+        own == 1 or own == want for own, want in zip(reversed(mask.shape), reversed(full), strict=False)
     )
     if not fits:
         refuse(NAME, "attn_mask", shape_text(mask), f"a shape that broadcasts to {full}")

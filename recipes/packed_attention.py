@@ -390,6 +390,7 @@ def _check(qkv: Tensor, heads: int, attn_mask: Tensor | None, dropout_p: float, 
         refuse(_NAME, "attn_mask", f"of dtype {dtype_text(attn_mask.dtype)}", "bool or a floating dtype")
     full = (qkv.shape[0], heads, qkv.shape[1], qkv.shape[1])
     own = (1,) * (4 - attn_mask.dim()) + tuple(attn_mask.shape)
-    if len(own) != 4 or any(mine not in (1, size) for mine, size in zip(own, full, strict=True)):
+    # Not "in (1, size)": under torch.compile that is false of equal sizes where one is not fixed.
+    if len(own) != 4 or any(mine != 1 and mine != size for mine, size in zip(own, full, strict=True)):
         refuse(_NAME, "attn_mask", shape_text(attn_mask), f"a shape that broadcasts to {full}")
     require_same_device(_NAME, ("qkv", qkv), attn_mask=attn_mask)

@@ -210,9 +210,9 @@ def _of_few(given: tuple[Tensor, ...], cos: Tensor, sin: Tensor, interleaved: bo
         return None
     if len(shape) == 2 and tokens <= shape[0]:
         cos, sin = (cos, sin) if tokens == shape[0] else (cos[:tokens], sin[:tokens])
-    elif len(shape) == 3 and shape[0] in (1, batch) and shape[1] == tokens:
+    elif len(shape) == 3 and (shape[0] == 1 or shape[0] == batch) and shape[1] == tokens:
         cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
-    elif len(shape) != 4 or shape[0] not in (1, batch) or shape[1] != 1 or shape[2] != tokens:
+    elif len(shape) != 4 or (shape[0] != 1 and shape[0] != batch) or shape[1] != 1 or shape[2] != tokens:
         return None
     return composed.rotated(given, cos, sin, interleaved, doubled=doubled)
 
@@ -404,7 +404,7 @@ def _check_dimensions(x: Tensor) -> None:
 def _check_positions(x: Tensor, cos: Tensor, offset: int, positions: Tensor | None) -> None:
     batch, _, tokens, _ = x.shape
     if cos.dim() == 3:
-        if cos.shape[0] not in (1, batch) or cos.shape[1] != tokens:
+        if (cos.shape[0] != 1 and cos.shape[0] != batch) or cos.shape[1] != tokens:
             refuse(_NAME, "cos", shape_text(cos), f"[{batch} or 1, {tokens}, pairs]")
         if offset or positions is not None:
             name = "offset" if positions is None else "positions"

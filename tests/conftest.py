@@ -148,9 +148,14 @@ def no_limits_from_outside(tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 @pytest.fixture(scope="session", autouse=True)
 def no_kernels_from_outside(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Inductor's store takes kernels of other vectors for its own, and gives wrong numbers (ATEN_CPU_CAPABILITY)."""
+    """Inductor's store takes kernels of other vectors for its own, and gives wrong numbers (ATEN_CPU_CAPABILITY).
+
+    All processes of one run share one: it holds compiled headers, which take longest.
+    """
+    base = tmp_path_factory.getbasetemp()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path_factory.mktemp("inductor")))
+        shared = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "inductor"
+        patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(shared))
         yield
 
 

@@ -69,7 +69,7 @@ class CompiledTime:
         regions: how many times graphs ran.
         unmatched: how many of these ran other kernels than they were compiled to.
         flops: of the measured steps, by layer and whether in backward.
-        layers: those that graphs compute something of, or that run one.
+        uncounted: layers of graphs that ran with other sizes than those that are known.
         readers: of a run, by its number and the layer that ran it, the layer and line that read each of its inputs:
             of several the first in forward; None where nothing does.
     """
@@ -80,7 +80,7 @@ class CompiledTime:
     regions: int
     unmatched: int
     flops: Mapping[tuple[int, bool], int]
-    layers: frozenset[int]
+    uncounted: frozenset[int]
     readers: Mapping[tuple[int, int], tuple[tuple[int, int] | None, ...]]
 
     def notes(self) -> list[str]:
@@ -149,10 +149,10 @@ def read_compiled(assigned: Assigned, graphs: Mapping[int, CompiledGraph], paths
         )
         for (number, caller), here in known.items()
     }
-    layers = {
-        caller if layer is None else layer for (_, caller), here in known.items() for layer in (None, *here.layers)
-    }
-    return CompiledTime(of_row, tuple(kernels), estimated, len(regions), unmatched, flops, frozenset(layers), readers)
+    uncounted = {caller if layer is None else layer for (_, caller), here in known.items() for layer in here.uncounted}
+    return CompiledTime(
+        of_row, tuple(kernels), estimated, len(regions), unmatched, flops, frozenset(uncounted), readers
+    )
 
 
 def with_optimizers(assigned: Assigned, graphs: Mapping[int, CompiledGraph]) -> Assigned:
@@ -179,7 +179,7 @@ class _Known:
     names: tuple[str, ...]
     shares: tuple[tuple[Share, ...], ...]
     flops: Mapping[int | None, int]
-    layers: frozenset[int | None]
+    uncounted: frozenset[int | None]
     readers: tuple[tuple[int | None, int] | None, ...]  # of each input the layer and line that read it first
 
     @classmethod
@@ -196,7 +196,7 @@ class _Known:
                 for kernel, names in graph.kernels
             ),
             flops,
-            frozenset(moved.layer(node.layer) for node in graph.nodes.values()),
+            frozenset(moved.layer(node.layer) for node in graph.nodes.values() if not graph.sized),
             tuple(_reader(nodes, name, moved) for name in graph.inputs),
         )
 

@@ -65,14 +65,12 @@ def with_estimates(rows: tuple[LayerRow, ...], backward: IntColumn, forward: Int
 
 
 def with_graph_flops(
-    rows: tuple[LayerRow, ...], flops: Mapping[tuple[int, bool], int], compiled: Collection[int], steps: int
+    rows: tuple[LayerRow, ...], flops: Mapping[tuple[int, bool], int], uncounted: Collection[int], steps: int
 ) -> tuple[LayerRow, ...]:
     """Add the floating-point operations of compiled graphs, per step, to what the layers run outside of these.
 
     Args:
-        compiled: the layers that graphs compute something of. Where these have no operations their layers have none
-            that are known: of sizes that are not fixed nothing is. Nor of layers with some in backward alone: forward
-            ran where nothing is counted, between graphs of one function.
+        uncounted: layers that run something of which nobody counted the operations: theirs are not known.
     """
     known = {layer for layer, _ in flops}
     found = []
@@ -81,7 +79,7 @@ def with_graph_flops(
             forward, backward = (flops.get((number, which), 0) // steps for which in (False, True))
             forward, backward = forward + (row.forward_flops or 0), backward + (row.backward_flops or 0)
             row = replace(row, flops=forward + backward, forward_flops=forward, backward_flops=backward)
-        elif (number in compiled and not row.flops) or (row.backward_flops and not row.forward_flops):
+        elif number in uncounted:
             row = replace(row, flops=None, forward_flops=None, backward_flops=None)
         found.append(row)
     return tuple(found)

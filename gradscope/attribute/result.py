@@ -36,6 +36,7 @@ from gradscope.attribute.nodes import OUTSIDE
 from gradscope.attribute.rows import BACKWARD_CATEGORIES, BoolColumn, Category, self_times
 from gradscope.attribute.survey import Notes
 from gradscope.attribute.waits import take_out_waits, without_process_group
+from gradscope.ops import ATEN_ATTENTION, ATEN_CONVOLUTIONS, ATEN_MATMULS
 from gradscope.tables import (
     BEFORE_THE_TRACE,
     BucketRow,
@@ -147,7 +148,8 @@ def build_result(
         rows = with_flops(rows, survey.flops, survey.calls)
     if compiled is not None:
         rows = with_estimates(rows, *estimated_ns(assigned, parts, len(rows)))
-        rows = with_graph_flops(rows, compiled.flops, compiled.layers, len(assigned.steps))
+        uncounted = compiled.uncounted | _between_graphs(cells, rows)
+        rows = with_graph_flops(rows, compiled.flops, uncounted, len(assigned.steps))
         notes += compiled.notes()
 
     def by_origin(part: Contribution) -> list[Contribution]:
@@ -169,6 +171,15 @@ def build_result(
         buckets=bucket_rows(assigned, reducers, sent, modules),
         notes=(*assigned.notes, *notes),
     )
+
+
+def _between_graphs(cells: Cells, rows: Sequence[LayerRow]) -> frozenset[int]:
+    """Layers with products of matrices in forward that nobody counted: they ran between the graphs of a function."""
+    counted = np.array(
+        [name in ATEN_MATMULS | ATEN_CONVOLUTIONS or name.startswith(ATEN_ATTENTION) for name in cells.ops]
+    )
+    mine = (cells.category == Category.FORWARD) & (cells.owner >= 0) & counted[cells.op]
+    return frozenset(number for number in np.unique(cells.owner[mine]).tolist() if not rows[number].forward_flops)
 
 
 def _sum(cells: Cells, mask: np.ndarray) -> int:  # type: ignore[type-arg]

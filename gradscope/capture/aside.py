@@ -1,7 +1,9 @@
 """Takes gradscope's modes off torch's stacks while compiled code runs, or is compiled.
 
 Dynamo guards which function modes there are, and compiles nothing below a dispatch mode: with one of ours on the stack
-it would compile all code once more, or run it as it stands. Generated code would be traced line by line.
+it would compile all code once more, or run it as it stands. Generated code would be traced line by line. Nor are they
+put on inside of a compiled function, behind a break of its graph or in what is left alone: Dynamo goes on with the
+rest of it without a word.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ class _Here(threading.local):
     """What is so in one thread."""
 
     def __init__(self) -> None:
-        self.dynamo = dynamo_runs()  # what is called now Dynamo looks at
+        self.dynamo = dynamo_runs()  # a compiled function was entered
         self.inside = 0  # of graphs that run, and compilations
         self.held: list[_Held] = []
 
@@ -45,6 +47,7 @@ class Aside:
     def __init__(self, own: Callable[[Any], bool]) -> None:
         self._own = own
         self._here = _Here()
+        self._closed = False
 
     def is_aside(self) -> bool:
         """Check that modes of ours are kept off this thread's stacks now."""
@@ -67,12 +70,15 @@ class Aside:
                 return True
         return take_off(mode)
 
-    def follow(self, active: bool) -> None:
-        """Dynamo begins to look at what is called, or no longer does."""
+    def follow(self, entered: bool) -> None:
+        """A compiled function is entered, or has been left."""
         here = self._here
-        if not here.inside and here.dynamo != active:
-            here.dynamo = active
-            self._turn(here)
+        here.dynamo = entered
+        self._turn(here)
+
+    def close(self) -> None:
+        """Put on no mode any more, on whatever thread it is aside."""
+        self._closed = True
 
     @contextmanager
     def inside(self) -> Iterator[None]:
@@ -105,4 +111,5 @@ class Aside:
             # In the order of their places: each counts those of ours below it.
             held, here.held = here.held, []
             for mode, place in held:
-                put_on(mode, place)
+                if not self._closed:
+                    put_on(mode, place)

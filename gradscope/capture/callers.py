@@ -20,13 +20,13 @@ _FOUND = [find_spec(f"gradscope.{name}") for name in ("recipes", "kernels")]
 # What runs in the user's model in the place of the user's code; it lies elsewhere where gradscope is developed.
 REPLACEMENTS = tuple(f"{Path(found.origin).parent}/" for found in _FOUND if found is not None and found.origin)
 _STANDARD = tuple({f"{sysconfig.get_path(name)}/" for name in ("stdlib", "platstdlib")})
-_GENERATED = "<eval_with_key>"  # what torch.fx writes in memory, under another number in every run
+GENERATED = "<eval_with_key>"  # what torch.fx writes in memory, under another number in every run
 _INSTALLED = ("/site-packages/", "/dist-packages/")
 
 
 def is_standard(filename: str) -> bool:
     """Check that the file is the interpreter's own, or the name of code that torch has written in memory."""
-    if filename.startswith(_GENERATED):
+    if filename.startswith(GENERATED):
         return True
     return filename.startswith(("<frozen ", *_STANDARD)) and not any(part in filename for part in _INSTALLED)
 

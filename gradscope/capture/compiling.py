@@ -9,12 +9,13 @@ from typing import Any
 import torch
 
 import gradscope
+from gradscope.capture.callers import is_standard, is_users
 from gradscope.capture.registry import local_path
-from gradscope.compat import CompileLog, GraphWatch, memory_budget
+from gradscope.compat import CompileLog, GraphWatch, recompile_limit
 
 _TORCH, _OURS = (os.path.join(os.path.dirname(module.__file__ or ""), "") for module in (torch, gradscope))
 # What Dynamo appends to a guard that failed: the line that it is of.
-_COMMENT = re.compile(r"\s+# .*")
+_COMMENT = re.compile(r"\s{2,}# .*")
 
 
 def breaks_in_models(log: CompileLog) -> bool:
@@ -27,8 +28,10 @@ def breaks_in_models(log: CompileLog) -> bool:
 def compile_facts(log: CompileLog, watch: GraphWatch) -> dict[str, Any]:
     """What the rules are told.
 
-    ``again``: functions that were compiled again; ``breaks``: lines of the user's at which graphs are broken;
-    ``graphs``: how many were noted; ``checkpointed``: whether the program checkpoints in one; ``budget``: of memory;
+    ``again``: functions that were compiled again; ``limit``: versions of one from which on it runs as it is;
+    ``breaks``: lines of the user's at which graphs are broken;
+    ``graphs``: how many were noted; ``checkpointed``: whether the program checkpoints in one; ``budget``: of memory,
+    the least;
     ``recomputed_bytes``: what those that ran compute again in backward instead of saving it.
     """
     again = [
@@ -45,15 +48,18 @@ def compile_facts(log: CompileLog, watch: GraphWatch) -> dict[str, Any]:
     for each in log.breaks():
         if any(file.startswith(_OURS) for file, _ in each.frames):
             continue
-        users = [frame for frame in each.frames if not frame[0].startswith(_TORCH)]
-        if users:
-            file, line = users[-1]
+        # Of a library's line that the user's code calls the user's: that is one that can be changed.
+        others = [frame for frame in each.frames if not frame[0].startswith(_TORCH) and not is_standard(frame[0])]
+        found = [frame for frame in others if is_users(frame[0])] or others
+        if found:
+            file, line = found[-1]
             breaks.append({"place": f"{local_path(file)}:{line}", "reason": each.reason})
     return {
         "again": again,
+        "limit": recompile_limit(),
         "breaks": breaks,
         "graphs": len(watch.graphs),
         "checkpointed": any(graph.is_checkpointed for graph in watch.graphs),
-        "budget": memory_budget(),
+        "budget": min((watch.graphs[run.graph].budget for run in watch.runs), default=1.0),
         "recomputed_bytes": sum(watch.graphs[run.graph].recomputed_bytes() for run in watch.runs),
     }

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
+from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gradscope.capture.byhand import unwrapped
@@ -55,7 +56,10 @@ def modes_of(own: Callable[[Any], bool]) -> list[tuple[int, Any]]:
 def put_on(mode: Any, place: int | None = None) -> None:
     """Put ``mode`` onto its stack, on top, or where as many lie below it as once did."""
     kind = _kind(mode)
-    above = [] if place is None else _STACKS[kind]()[place:][::-1]
+    modes = _STACKS[kind]()
+    if place is not None:  # torch looks for its own, of the default device, at the bottom
+        place = max(place, sum(isinstance(other, DeviceContext) for other in modes))
+    above = [] if place is None else modes[place:][::-1]
     for other in above:
         kind.__exit__(other, None, None, None)
     kind.__enter__(mode)
@@ -153,7 +157,8 @@ def is_compiled(value: Any) -> bool:
     """Check that it is what torch.compile made of a function."""
     try:
         # Not getattr: a global of the user's may compute something, or raise, when it is asked for an attribute.
-        return "_torchdynamo_orig_callable" in object.__getattribute__(value, "__dict__")
+        held = object.__getattribute__(value, "__dict__")
+        return "_torchdynamo_orig_callable" in held and "_torchdynamo_disable" not in held  # which has it too
     except (AttributeError, TypeError):
         return False
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import threading
 import weakref
+from collections.abc import Callable
 from contextlib import ExitStack
 
 from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -26,6 +27,7 @@ from gradscope.compat import (
     CompiledSteps,
     following_dynamo,
     graph_task_id,
+    keep_eager,
     require_no_profiler,
     sequence_number,
     watch_profilers,
@@ -80,6 +82,7 @@ class Session:
         self._exits = ExitStack()  # of the current phase
         self._installed = ExitStack()
         self._watching_compiler = ExitStack()
+        self._watch_again: Callable[[], None] = lambda: None
         self._closed = False
         self._abandoned = False
         self._steps = CompiledSteps()
@@ -102,13 +105,14 @@ class Session:
             stack.enter_context(self.run.loaders.installed())
             stack.enter_context(watch_profilers(self._give_way, self._other_ended))
             compiling = stack.enter_context(ExitStack())
-            compiling.enter_context(watching_dynamo(self._compiling, self._note_no_graphs))
+            self._watch_again = compiling.enter_context(watching_dynamo(self._compiling, self._note_no_graphs))
             compiling.enter_context(following_dynamo(self._follow, self._note_not_followed))
             compiling.enter_context(watching_graphs(self.capture.compiled, self._note_no_graphs))
             self._watching_compiler = compiling
             stack.enter_context(letting_others_leave(is_own))
             stack.callback(self.run.sampler.stop)
             stack.callback(self.run.line_mode.release)
+            stack.callback(self.run.aside.close)
             # Not when the memory pass begins: that may be inside one of these hooks, which torch is iterating over.
             note = self._steps.hook(self.run.guard.hook("recording optimizers", self.surroundings.note_optimizer))
             stack.callback(register_optimizer_step_post_hook(note).remove)
@@ -357,12 +361,15 @@ class Session:
         self.run.has_compiled |= begins
         with self.run.guard.over(FOLLOWING):
             (self.run.aside.begin if begins else self.run.aside.end)()
+            self.run.compile_log.collect()
         if not self._closed:
             self._progress.busy("compiling" if begins else "")
 
-    def _follow(self, active: bool) -> None:
+    def _follow(self, entered: bool) -> None:
         with self.run.guard.over(FOLLOWING):
-            self.run.aside.follow(active)
+            if entered:
+                self._watch_again()
+            self.run.aside.follow(entered)
 
     def _note_not_followed(self, error: Exception) -> None:
         self.run.follows_dynamo = False
@@ -394,6 +401,8 @@ class Session:
     def _other_ended(self) -> None:
         self._others = 0
 
+
+keep_eager(Session._follow)  # where the run began inside of a compiled function
 
 COMPILED_GRAPHS = "reading compiled graphs"  # under which the guard notes an error
 

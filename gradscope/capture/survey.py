@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from enum import Enum
 from types import CodeType, FrameType
 from typing import Any, Protocol
@@ -21,12 +21,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from gradscope import markers
 from gradscope.capture import byhand
 from gradscope.capture.aside import Aside
-from gradscope.capture.callers import OURS, REPLACEMENTS, TORCH, is_standard
+from gradscope.capture.callers import GENERATED, OURS, REPLACEMENTS, TORCH, is_standard
 from gradscope.capture.graphs import starts_of, walked
 from gradscope.capture.guard import Guard
 from gradscope.capture.modules import SpanRecorder
 from gradscope.capture.registry import ModuleRegistry, Seen
-from gradscope.compat import TraceMarker, flop_formulas
+from gradscope.compat import TraceMarker, flop_formulas, keep_eager, keep_frame_eager
 from gradscope.process import unheard
 from gradscope.tables import GraphNode, LineInfo
 
@@ -34,7 +34,6 @@ _RECORD = "torch._ops.profiler"  # record_function's two halves
 _OWN = tuple(f"{OURS}{name}" for name in ("capture", "workload", "pipeline.py", "cli"))
 # Between the user's own frames: wrappers, and what a patch calls. The user's line is the one that calls them.
 _BETWEEN = (byhand.__file__, *REPLACEMENTS)
-_AROUND_GRAPHS = tuple(f"{TORCH}{name}/" for name in ("_dynamo", "_functorch/_aot_autograd", "_inductor"))
 # What is read like an attribute, and computed: views with a node each. None: a function that is called.
 _COMPUTED = (None, "T", "H", "mT", "mH", "real", "imag")
 
@@ -78,7 +77,7 @@ class LineTracer:
 
     def inside_backward(self) -> AbstractContextManager[None]:
         """Trace what runs inside the engine: ``backward`` is itself a torch function, inside which the mode is off."""
-        return LineMode(self)
+        return nullcontext() if self.is_aside() else LineMode(self)
 
     def is_aside(self) -> bool:
         """Check that compiled code runs, which is not traced."""
@@ -109,6 +108,7 @@ class LineTracer:
 
     def _label(self, frame: FrameType | None) -> int | None:
         """The number of the line that ``frame`` is at, or the first user frame above it; None: of a graph's call."""
+        generated = False
         while frame is not None:
             code = frame.f_code
             place = self._places.get(code)
@@ -116,8 +116,9 @@ class LineTracer:
                 place = self._places[code] = _place_of(code.co_filename)
             if place is _CodeOf.OURS:  # above it there is only what started gradscope
                 break
-            if place is _CodeOf.GRAPHS:
+            if place is _CodeOf.GRAPHS or (place is _CodeOf.DYNAMO and generated):
                 return None
+            generated |= place is _CodeOf.GENERATED
             if place is _CodeOf.USER:
                 key = (code, frame.f_lineno)
                 label = self._labels.get(key)
@@ -143,6 +144,7 @@ class LineTracer:
                 return bound(*args, **kwargs)
             return tracer.call(bound, sys._getframe(1), args, kwargs)
 
+        keep_frame_eager(apply)
         base.apply = classmethod(apply)
         try:
             yield
@@ -150,18 +152,34 @@ class LineTracer:
             del base.apply
 
 
+keep_eager(LineTracer.is_aside)  # which a compiled function may call
+
+
 class _CodeOf(Enum):
     USER = "user"
     LIBRARY = "library"
     OURS = "ours"
-    GRAPHS = "graphs"  # what torch does around a compiled graph: its line has to do with nothing that runs
+    # What torch does around a compiled graph: its line has to do with nothing that runs. A graph of torch.fx is one
+    # where Dynamo calls it; it also puts functions of its own around what it leaves alone.
+    GRAPHS = "graphs"
+    GENERATED = "generated"
+    DYNAMO = "dynamo"
+
+
+_AROUND_GRAPHS = {
+    f"{TORCH}_functorch/_aot_autograd/": _CodeOf.GRAPHS,
+    f"{TORCH}_inductor/": _CodeOf.GRAPHS,
+    f"{TORCH}_dynamo/": _CodeOf.DYNAMO,
+    GENERATED: _CodeOf.GENERATED,
+}
 
 
 def _place_of(filename: str) -> _CodeOf:
     if filename.startswith(_OWN) and not filename.startswith(_BETWEEN):
         return _CodeOf.OURS
-    if filename.startswith(_AROUND_GRAPHS):
-        return _CodeOf.GRAPHS
+    for start, place in _AROUND_GRAPHS.items():
+        if filename.startswith(start):
+            return place
     # What logging prints is the line's that logs.
     return _CodeOf.LIBRARY if filename.startswith((TORCH, *_BETWEEN)) or is_standard(filename) else _CodeOf.USER
 

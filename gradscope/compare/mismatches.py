@@ -86,7 +86,8 @@ def _text(value: Any) -> str:
 
 def _shapes(before: RunData, after: RunData) -> Iterator[Mismatch]:
     """Operations of the same layer and phase that were given tensors of other sizes: another batch, most likely."""
-    shapes = {(op.layer, op.phase, op.name): op.shape for op in before.ops if op.shape}
+    # A gradient is written for each parameter of a layer, under one name: the shape is that of one of them.
+    shapes = {(op.layer, op.phase, op.name): op.shape for op in before.ops if op.shape and op.phase != "accumulate"}
     others = []
     for op in after.ops:
         shape = shapes.get((op.layer, op.phase, op.name))

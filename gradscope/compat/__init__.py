@@ -20,9 +20,11 @@ from gradscope.compat.dynamo import (
     dynamo_runs,
     following_dynamo,
     keep_eager,
+    keep_frame_eager,
     many_versions,
     may_compile,
     once_imported,
+    recompile_limit,
     untraced,
     watching_dynamo,
 )
@@ -38,7 +40,7 @@ from gradscope.compat.engine import (
     swap_engine_entry,
 )
 from gradscope.compat.flops import flop_formulas
-from gradscope.compat.inductor import GraphWatch, memory_budget, probe_graphs, watching_graphs
+from gradscope.compat.inductor import GraphWatch, probe_graphs, watching_graphs
 from gradscope.compat.private import (
     SavedTensor,
     dispatch_depth,
@@ -95,6 +97,7 @@ __all__ = [
     "has_global_module_hooks",
     "held_by_checkpoint",
     "keep_eager",
+    "keep_frame_eager",
     "kineto_events",
     "kineto_tree",
     "live_device_blocks",
@@ -103,12 +106,12 @@ __all__ = [
     "once_imported",
     "marking_recompute",
     "marking_waits",
-    "memory_budget",
     "new_profiler",
     "open_range",
     "require_no_profiler",
     "probe_graphs",
     "quiet_kineto",
+    "recompile_limit",
     "reducer_log",
     "release_profiler",
     "require",

@@ -8,16 +8,17 @@ Source: torch/_dynamo/eval_frame.py, decorators.py (``disable``) and callback.py
 
 from __future__ import annotations
 
-import functools
 import importlib.abc
 import importlib.util
 import re
 import sys
+import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from importlib.machinery import ModuleSpec
-from types import CodeType, ModuleType
+from types import CodeType, FrameType, ModuleType
 from typing import Any, NamedTuple
 
 import torch
@@ -26,6 +27,7 @@ DYNAMO = "torch._dynamo"
 _RESUMED = re.compile(r"torch_dynamo_resume_in_(.+)_at_\d+")  # what Dynamo calls the rest of a function behind a break
 
 _eager: set[CodeType] = set()  # of what is left alone, once Dynamo is there
+_eager_frames: set[CodeType] = set()  # the same, without what it calls
 
 
 def keep_eager(function: Any) -> None:
@@ -39,9 +41,18 @@ def keep_eager(function: Any) -> None:
             _leave_alone(function.__code__)
 
 
-def _leave_alone(code: CodeType) -> None:
+def keep_frame_eager(function: Any) -> None:
+    """Let Dynamo run a function as it is, but look at what it calls."""
+    _eager_frames.add(function.__code__)
+    if DYNAMO in sys.modules:
+        with suppress(Exception):
+            _leave_alone(function.__code__, inner=False)
+
+
+def _leave_alone(code: CodeType, *, inner: bool = True) -> None:
     types: Any = sys.modules["torch._dynamo.types"]
-    skip = types.FrameExecStrategy(types.FrameAction.SKIP, types.FrameAction.SKIP)
+    actions = types.FrameAction
+    skip = types.FrameExecStrategy(actions.SKIP, actions.SKIP if inner else actions.DEFAULT)
     torch._C._dynamo.eval_frame.set_code_exec_strategy(code, skip)  # type: ignore[attr-defined]
 
 
@@ -114,6 +125,11 @@ def many_versions() -> Iterator[None]:
         torch.compiler.reset()
 
 
+def recompile_limit() -> int:
+    """The versions of a function from which on Dynamo runs it as it is."""
+    return int(getattr(sys.modules.get(f"{DYNAMO}.config"), "recompile_limit", _VERSIONS))
+
+
 def may_compile() -> bool:
     """Check that the program has not forbidden to compile anything new, by ``torch.compiler.set_stance``."""
     stance = getattr(getattr(sys.modules.get(f"{DYNAMO}.eval_frame"), "_stance", None), "stance", "default")
@@ -121,22 +137,29 @@ def may_compile() -> bool:
 
 
 def dynamo_runs() -> bool:
-    """Check that Dynamo looks at what this thread calls now: below a compiled function, but for what is left alone."""
-    frames = sys.modules.get(f"{DYNAMO}.eval_frame")
-    return frames is not None and _is_active(torch._C._dynamo.eval_frame.get_eval_frame_callback())  # type: ignore[attr-defined]
+    """Check that Dynamo looks at what this thread calls now."""
+    if f"{DYNAMO}.eval_frame" not in sys.modules:
+        return False
+    return torch._C._dynamo.eval_frame.get_eval_frame_callback() is not None  # type: ignore[attr-defined]
 
 
-def _is_active(callback: Any) -> bool:
-    return callback is not None  # False: it runs what is compiled, and compiles nothing
+class _Outermost(threading.local):
+    """The call of a compiled function, of each thread, inside of which all others are."""
+
+    def __init__(self) -> None:
+        self.frame = 0  # its id; 0: none
+        self.line = 0  # on which it began
+        self.ends = False
 
 
 @contextmanager
 def following_dynamo(follow: Callable[[bool], None], failed: Callable[[Exception], None]) -> Iterator[None]:
-    """Tell when Dynamo begins to look at what a thread calls, and when it no longer does, until the block is left.
+    """Tell when a thread enters a compiled function, and when it has left the outermost one, until the block is left.
+
+    Also of functions in there that Dynamo leaves alone nothing is told: it goes on looking once these have returned.
 
     Args:
-        follow: called with True as a compiled function is entered, and with False behind it; the other way round by
-            what is left alone inside of one. Also where nothing has changed.
+        follow: called with True before, and with False behind it.
         failed: as of :func:`watching_dynamo`.
     """
     with ExitStack() as stack:
@@ -153,19 +176,73 @@ def following_dynamo(follow: Callable[[bool], None], failed: Callable[[Exception
 
 @contextmanager
 def _following(frames: Any, follow: Callable[[bool], None]) -> Iterator[None]:
-    original = frames._maybe_set_eval_frame  # which a compiled function calls with what it was made for, and at its end
+    """What torch.compile makes of a function calls ``set_eval_frame`` first of all, and behind the function.
 
-    @functools.wraps(original)
+    After that, and before the function too, it calls ``_maybe_set_eval_frame``.
+    """
+    wrappers = wrapper_codes(frames)
+    first, last = frames.set_eval_frame, frames._maybe_set_eval_frame
+    here = _Outermost()
+
     def set_eval_frame(callback: Any) -> Any:
-        follow(_is_active(callback))
-        return original(callback)
+        frame = sys._getframe(1)
+        if id(frame.f_code) in wrappers and not _is_forced_eager(frames):
+            if here.frame == id(frame) and here.line != frame.f_lineno:
+                here.ends = True
+            elif not here.frame or here.frame == id(frame) or not _is_below(frame, here.frame):
+                # Of one that returned without either call the frame may lie at the same address.
+                here.frame, here.line, here.ends = id(frame), frame.f_lineno, False
+                follow(True)
+        return first(callback)
 
-    frames._maybe_set_eval_frame = set_eval_frame
+    def maybe_set_eval_frame(callback: Any) -> Any:
+        if here.ends and here.frame == id(sys._getframe(1)):
+            here.frame, here.ends = 0, False
+            follow(False)
+        return last(callback)
+
+    for each in (set_eval_frame, maybe_set_eval_frame):
+        keep_frame_eager(each)  # with what it calls, the callback would be put back that it sets
+    frames.set_eval_frame, frames._maybe_set_eval_frame = set_eval_frame, maybe_set_eval_frame
     try:
         yield
     finally:
-        if frames._maybe_set_eval_frame is set_eval_frame:
-            frames._maybe_set_eval_frame = original
+        for name, ours, before in (
+            ("set_eval_frame", set_eval_frame, first),
+            ("_maybe_set_eval_frame", maybe_set_eval_frame, last),
+        ):
+            if getattr(frames, name) is ours:
+                setattr(frames, name, before)
+
+
+def _is_forced_eager(frames: Any) -> bool:
+    return getattr(getattr(frames, "_stance", None), "stance", "") == "force_eager"
+
+
+def _is_below(frame: FrameType, outer: int) -> bool:
+    above = frame.f_back
+    while above is not None:
+        if id(above) == outer:
+            return True
+        above = above.f_back
+    return False
+
+
+for _each in (_is_forced_eager, _is_below):
+    keep_eager(_each)
+
+
+def wrapper_codes(frames: Any) -> frozenset[int]:
+    """The ids of the code of what torch.compile puts around functions.
+
+    Raises:
+        AttributeError: it does not call what it is followed by.
+    """
+    codes = [each for each in frames._TorchDynamoContext.__call__.__code__.co_consts if isinstance(each, CodeType)]
+    called = {"set_eval_frame", "_maybe_set_eval_frame"}
+    if not any(called <= set(code.co_names) for code in codes):
+        raise AttributeError("torch._dynamo.eval_frame sets its callback in another way")
+    return frozenset(map(id, codes))
 
 
 def compiles_backward() -> bool:
@@ -202,15 +279,27 @@ class CompileLog:
     def __init__(self) -> None:
         self._began = time.time()
         self._broken = len(_noted_breaks())
+        self._records: dict[int, Any] = {}  # by id, which is theirs for as long as they are held here
+
+    def collect(self) -> None:
+        """Take what there is: torch itself keeps the latest 64 alone."""
+        utils = sys.modules.get("torch._dynamo.utils")
+        for each in () if utils is None else utils.get_compilation_metrics():
+            if (each.start_time or 0.0) >= self._began:
+                self._records[id(each)] = each
 
     def compilations(self) -> list[Compilation]:
-        """Each frame that was compiled; of many the latest, as torch keeps some only."""
+        """Each frame that was compiled, with its backward pass, which is compiled when that runs first."""
+        backward = Counter[str]()
+        for each in self._metrics():
+            if not each.co_filename:
+                backward[str(each.compile_id)] += getattr(each, "backward_cumulative_compile_time_us", None) or 0
         return [
             Compilation(
                 users_name(each.co_name or ""),
                 each.co_filename,
                 each.co_firstlineno or 0,
-                each.entire_frame_compile_time_s or 0.0,
+                (each.entire_frame_compile_time_s or 0.0) + backward[str(each.compile_id)] / 1e6,
                 str(each.compile_id).rpartition("/")[2] not in {"", "0"},
                 _first_line(getattr(each, "recompile_reason", None) or ""),
             )
@@ -219,9 +308,8 @@ class CompileLog:
         ]
 
     def _metrics(self) -> list[Any]:
-        utils = sys.modules.get("torch._dynamo.utils")
-        metrics = () if utils is None else utils.get_compilation_metrics()
-        return [each for each in metrics if (each.start_time or 0.0) >= self._began]
+        self.collect()
+        return list(self._records.values())
 
     def breaks(self) -> list[GraphBreak]:
         """Each break of a graph, and each function that is not compiled for one, in a loop say."""
@@ -252,8 +340,12 @@ def _noted_breaks() -> list[Any]:
 
 
 @contextmanager
-def watching_dynamo(compiling: Callable[[bool], None], failed: Callable[[Exception], None]) -> Iterator[None]:
+def watching_dynamo(
+    compiling: Callable[[bool], None], failed: Callable[[Exception], None]
+) -> Iterator[Callable[[], None]]:
     """Keep away from Dynamo what :func:`keep_eager` was called for, and tell when it compiles, until the block is left.
+
+    Yields what tells of it again where ``torch._dynamo.reset()`` has made Dynamo forget.
 
     Args:
         compiling: called with True when a compilation begins, of a frame, of the backward pass, or by autotuning; with
@@ -261,33 +353,56 @@ def watching_dynamo(compiling: Callable[[bool], None], failed: Callable[[Excepti
         failed: called with an error, where this torch does not have what is used; the program goes on.
     """
 
-    def begins(_args: Any) -> None:
-        compiling(True)
-
-    def ends(_args: Any) -> None:
-        compiling(False)
-
-    registered: list[Any] = []
+    callbacks = _Callbacks(compiling)
 
     def begin() -> None:
         try:
             for code in _eager:
                 _leave_alone(code)
-            handler = sys.modules["torch._dynamo.callback"].callback_handler
-            handler.register_start_callback(begins)
-            handler.register_end_callback(ends)
-            registered.append(handler)
+            for code in _eager_frames:
+                _leave_alone(code, inner=False)
+            callbacks.register(sys.modules["torch._dynamo.callback"].callback_handler)
         except Exception as error:
             failed(error)
 
     with once_imported(DYNAMO, begin):
         try:
-            yield
+            yield callbacks.again
         finally:
-            for handler in registered:
-                for callbacks, callback in ((handler.start_callbacks, begins), (handler.end_callbacks, ends)):
-                    if callback in callbacks:  # the program may have cleared them
-                        callbacks.remove(callback)
+            callbacks.remove()
+
+
+class _Callbacks:
+    """Of one watch, in Dynamo's lists."""
+
+    def __init__(self, compiling: Callable[[bool], None]) -> None:
+        def begins(_args: Any) -> None:
+            compiling(True)
+
+        def ends(_args: Any) -> None:
+            compiling(False)
+
+        self._begins, self._ends = begins, ends
+        self._handler: Any = None
+
+    def register(self, handler: Any) -> None:
+        self._handler = handler
+        handler.register_start_callback(self._begins)
+        handler.register_end_callback(self._ends)
+
+    def again(self) -> None:
+        """Register them where the program has cleared the lists."""
+        if self._handler is not None and self._begins not in self._handler.start_callbacks:
+            self.remove()
+            self.register(self._handler)
+
+    def remove(self) -> None:
+        if self._handler is None:
+            return
+        lists = (self._handler.start_callbacks, self._begins), (self._handler.end_callbacks, self._ends)
+        for callbacks, callback in lists:
+            if callback in callbacks:  # the program may have cleared them
+                callbacks.remove(callback)
 
 
 @contextmanager

@@ -66,7 +66,7 @@ def probe_graphs() -> None:
         attrgetter(name)(importlib.import_module(module))
 
 
-def memory_budget() -> float:
+def _memory_budget() -> float:
     """The share of what is saved for backward that compiled graphs may save; 1.0: all that the partitioner wants."""
     config = sys.modules.get("torch._functorch.config")
     return float(getattr(config, "activation_memory_budget", 1.0))
@@ -228,6 +228,7 @@ def _noted(graph: Any, before: int, earlier: Mapping[str, NodeNote]) -> GraphNot
             if node.op == "placeholder" and isinstance(node.meta.get("val"), (int, torch.SymInt))
         ),
         is_checkpointed=any("ac_graph_id" in node.meta for node in graph.graph.nodes),
+        budget=_memory_budget(),
     )
 
 

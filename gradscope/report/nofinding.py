@@ -14,7 +14,7 @@ _KINDS, _LEAST = 2, 0.10
 
 _OUTSIDE = {
     "outside_modules_ns": "operations outside every module",
-    "recompute_ns": "recompute of checkpoints",
+    "recompute_ns": "computing forward again",
     "gradient_sum_ns": "gradient accumulation at fan-out",
     "accumulate_ns": "writing parameters' gradients",
     "hook_ns": "your backward hooks",

@@ -234,6 +234,7 @@ class GraphNote:
         is_optimizer: it is an optimizer's step.
         is_checkpointed: the program checkpoints something in it.
         sizes: of what is not fixed, those that it was compiled with, in the order of the inputs.
+        budget: the share of what is saved for backward that it may save.
     """
 
     kernels: tuple[tuple[str, tuple[str, ...]], ...]
@@ -242,6 +243,7 @@ class GraphNote:
     is_optimizer: bool = False
     is_checkpointed: bool = False
     sizes: tuple[int, ...] = ()
+    budget: float = 1.0
 
     def recomputed_bytes(self) -> int:
         """Bytes of what is of forward, computed again here, and read by nodes of backward: what is not saved for it."""
@@ -289,6 +291,7 @@ class CompiledGraph:
 
     Attributes:
         holders: the layers whose parameters it was run with.
+        sized: it ran with the sizes of which its nodes were noted: else nothing is known of their operations.
     """
 
     kernels: tuple[tuple[str, tuple[str, ...]], ...]
@@ -296,6 +299,7 @@ class CompiledGraph:
     holders: frozenset[int] = frozenset()
     inputs: tuple[str, ...] = ()
     is_optimizer: bool = False
+    sized: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,9 @@ import threading
 from typing import Any
 
 import pytest
+import torch
 from torch.overrides import TorchFunctionMode
+from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gradscope.capture.aside import Aside
@@ -53,33 +55,37 @@ def test_while_a_graph_runs_only_the_users_lie_there(aside: Aside, ours: list[An
     assert not function_modes() and not dispatch_modes()
 
 
-def test_what_dynamo_leaves_alone_is_traced_inside_of_compiled_code_too(aside: Aside, ours: list[Any]) -> None:
-    mode = ours[0]
-    aside.enter(mode)
-    aside.follow(True)
-    assert not function_modes()
-    aside.follow(True)  # one compiled function calls another
-    aside.follow(False)  # a function that is disabled
-    assert function_modes() == [mode]
-    aside.follow(True)
-    assert not function_modes()
-    aside.follow(False)
-    assert function_modes() == [mode] and aside.leave(mode) and not function_modes()
-
-
 def test_what_is_called_while_something_is_compiled_changes_nothing(aside: Aside, ours: list[Any]) -> None:
-    """Autotuning calls compiled functions of torch's own, at whose end Dynamo looks at nothing: compiling goes on."""
+    """Autotuning calls compiled functions of torch's own."""
     mode = ours[0]
     aside.enter(mode)
-    aside.follow(True)
     aside.begin()
     aside.follow(True)
     aside.follow(False)
     assert not function_modes()
     aside.end()
-    assert not function_modes()
-    aside.follow(False)
     assert function_modes() == [mode] and aside.leave(mode)
+
+
+def test_the_default_device_stays_at_the_bottom(aside: Aside, ours: list[Any]) -> None:
+    """Where torch takes it off again, and nowhere else."""
+    mode = ours[0]
+    aside.enter(mode)
+    with aside.inside():
+        torch.set_default_device("cpu")
+    try:
+        assert [type(each) for each in function_modes()] == [DeviceContext, Function]
+    finally:
+        torch.set_default_device(None)
+    assert function_modes() == [mode] and aside.leave(mode)
+
+
+def test_nothing_is_put_on_once_the_run_has_ended(aside: Aside, ours: list[Any]) -> None:
+    """Another thread than that which trains may end it."""
+    aside.enter(ours[0])
+    with aside.inside():
+        aside.close()
+    assert not function_modes()
 
 
 def test_a_phase_may_begin_and_end_inside_of_compiled_code(aside: Aside, ours: list[Any]) -> None:

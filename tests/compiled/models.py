@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._dynamo.utils import get_compilation_metrics
+from torch.utils.checkpoint import checkpoint
 
 import gradscope
 from gradscope.compat import inductor
@@ -152,6 +153,56 @@ class Held(nn.Module):
         return F.cross_entropy(F.linear(torch.tanh(x), self.never.weight), tokens.flatten())
 
 
+class InNumpy(torch.autograd.Function):
+    """Its forward is not torch's."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return torch.from_numpy(x.detach().numpy() @ weight.detach().numpy())
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        x, weight = ctx.saved_tensors
+        return gradient @ weight.T, x.T @ gradient
+
+
+class Product(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(WIDTH, WIDTH) * 0.1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return InNumpy.apply(x, self.weight)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class Beside(nn.Module):
+    """A block that may be compiled, beside torch's own modules, which Dynamo leaves alone, and a Function in NumPy."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.block, self.product = nn.Embedding(64, WIDTH), Block(), Product()
+        self.rest = torch.compiler.disable(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH)))
+        self.again = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh())
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.block(self.embed(tokens.flatten()))
+        x = self.rest(self.product(x))
+        x = checkpoint(self.again, x, use_reentrant=False)
+        return x.square().mean()
+
+
+def block(model: Beside) -> Callable[[Tensor], Tensor]:
+    model.block.compile()
+    return model
+
+
+def nothing(model: Beside) -> Callable[[Tensor], Tensor]:
+    """Torch compiles nothing of a layer of its own."""
+    model.again[0].compile()
+    return model
+
+
 def replaced(model: Sum) -> Callable[[Tensor], Tensor]:
     """Another module stands at the place of one that was compiled."""
     compiled, steps = torch.compile(model), count()
@@ -185,7 +236,9 @@ def untold(model: Model) -> Callable[[Tensor], Tensor]:
 CASES: dict[str, Callable[[Model], Callable[[Tensor], Tensor]]] = {
     "eager": lambda model: model,
     "eager held": lambda model: model,
+    "eager beside": lambda model: model,
     "eager sum": lambda model: model,  # before anything is compiled: Dynamo leaves its functions in this module
+    "nothing": nothing,  # type: ignore[dict-item]  # before anything is compiled too
     "whole": whole,
     "regional": regional,
     "dynamic": dynamic,
@@ -197,6 +250,7 @@ CASES: dict[str, Callable[[Model], Callable[[Tensor], Tensor]]] = {
     "custom": custom,
     "sum": whole,
     "held": whole,
+    "beside": block,  # type: ignore[dict-item]
     "sharing": regional,
     "replaced": replaced,  # type: ignore[dict-item]
     "more": more,
@@ -206,13 +260,14 @@ CASES: dict[str, Callable[[Model], Callable[[Tensor], Tensor]]] = {
 
 SUMS = {"eager sum", "sum", "sharing", "replaced"}
 HELD = {"eager held", "held"}
+BESIDE = {"eager beside", "beside", "nothing"}
+MADE = {**dict.fromkeys(SUMS, Sum), **dict.fromkeys(HELD, Held), **dict.fromkeys(BESIDE, Beside)}
 
 
 def run(case: str, folder: Path) -> None:
     torch.manual_seed(0)
     torch._dynamo.reset()
-    made = Held if case in HELD else Sum if case in SUMS else partial(Model, broken=case == "broken")
-    model: Any = made()
+    model: Any = MADE.get(case, partial(Model, broken=case == "broken"))()
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
     tokens = torch.randint(0, 64, (8, 32))
     before = settings()

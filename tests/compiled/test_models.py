@@ -12,16 +12,16 @@ import pytest
 from gradscope.report.runfile import load_run
 from gradscope.tables import RunData
 
-from .models import CASES, HELD, SUMS
+from .models import BESIDE, CASES, HELD, SUMS
 
 SCRIPT = Path(__file__).with_name("models.py")
-OWN = {"eager", "autograd", "custom", "untold", "more", *SUMS, *HELD}  # which have tests of their own
+OWN = {"eager", "autograd", "custom", "untold", "more", *SUMS, *HELD, *BESIDE}  # which have tests of their own
 COMPILED = [case for case in CASES if case not in OWN]
 
 
-def environment_in(folder: Path) -> dict[str, str]:
+def environment() -> dict[str, str]:
     """No pool of processes that compile: there is one kernel at a time, and nothing is left behind."""
-    return {**os.environ, "TORCHINDUCTOR_COMPILE_THREADS": "1", "TORCHINDUCTOR_CACHE_DIR": str(folder / "cache")}
+    return {**os.environ, "TORCHINDUCTOR_COMPILE_THREADS": "1"}
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +29,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunData]:
     folder = tmp_path_factory.mktemp("compiled")
     ran = subprocess.run(
         [sys.executable, "-m", "tests.compiled.models", folder, *CASES],
-        env=environment_in(folder),
+        env=environment(),
         cwd=SCRIPT.parents[2],
         capture_output=True,
         text=True,
@@ -63,10 +63,12 @@ def test_floating_point_operations_are_those_of_the_layers_that_are_not_compiled
     case: str, runs: dict[str, RunData]
 ) -> None:
     """They do not depend on who computes them; but for what runs between the graphs of one function."""
-    flops = {row.path: (row.forward_flops, row.backward_flops) for row in runs["eager"].layers if row.flops}
-    found = {row.path: (row.forward_flops, row.backward_flops) for row in runs[case].layers if row.flops}
+    flops, found = (
+        {row.path: (row.forward_flops, row.backward_flops) for row in runs[name].layers} for name in ("eager", case)
+    )
     if case == "broken":  # in a loop: torch compiles the blocks alone, and runs the model's own forward as it is
-        del flops["head"]
+        assert found["head"] == (None, None)
+        del flops["head"], found["head"]
         assert any("what runs between the graphs has no source lines and no FLOPs" in note for note in runs[case].notes)
     else:
         assert not any("FLOPs" in note for note in runs[case].notes)
@@ -112,7 +114,7 @@ def test_blocks_that_were_compiled_apart_have_what_they_compute(case: str, runs:
         assert saved[path] == eager[path], path
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case not in {"more", *SUMS, *HELD}])
+@pytest.mark.parametrize("case", [case for case in CASES if case not in {"more", *SUMS, *HELD, *BESIDE}])
 def test_modules_that_run_outside_of_graphs_are_called_as_ever(case: str, runs: dict[str, RunData]) -> None:
     """Below torch.compile Dynamo looks at every frame, gradscope's hooks among them."""
     calls = {row.path: row.calls for row in runs[case].layers if row.calls}
@@ -202,6 +204,20 @@ def test_what_computes_with_parameters_of_others_is_its_own(runs: dict[str, RunD
     assert not any(found[path].flops or found[path].saved_bytes for path in ("list", "never"))
 
 
+@pytest.mark.parametrize("case", ["beside", "nothing"])
+def test_what_runs_beside_a_graph_has_its_lines_and_operations(case: str, runs: dict[str, RunData]) -> None:
+    """Torch's own modules, also where Dynamo leaves them alone, as it does a checkpoint in every program."""
+    eager, run = runs["eager beside"], runs[case]
+    for flops in ("forward_flops", "backward_flops"):
+        assert {row.path: getattr(row, flops) for row in run.layers} == {
+            row.path: getattr(row, flops) for row in eager.layers
+        }
+    expected, found = ({row.text for row in each.lines if row.backward_ns} for each in (eager, run))
+    assert {"x = self.rest(self.product(x))", "x = checkpoint(self.again, x, use_reentrant=False)"} <= expected
+    assert {text for text in expected if "Block" not in text} <= found
+    assert not any("FLOPs" in note for note in run.notes)
+
+
 @pytest.mark.parametrize("case", ["sum", "sharing", "replaced"])
 def test_matmuls_that_are_joined_shared_or_replaced_are_their_modules(case: str, runs: dict[str, RunData]) -> None:
     """FLOPs and saved bytes are those of the eager run, layer by layer."""
@@ -279,7 +295,7 @@ def test_graphs_that_may_not_be_broken_are_not(tmp_path: Path) -> None:
     def run(*command: str) -> str:
         ran = subprocess.run(
             [sys.executable, *command, str(script)],
-            env=environment_in(tmp_path),
+            env=environment(),
             cwd=tmp_path,
             capture_output=True,
             text=True,

@@ -96,7 +96,13 @@ class Run:
 
     def may_trace(self) -> bool:
         """Check that modes of ours may be put on: nothing is compiled, or they are kept away from what is."""
-        return not self.uses_compile() or (bool(self.capture.compiled.graphs) and self.follows_dynamo)
+        if not self.uses_compile():
+            return True
+        return self.follows_dynamo and (bool(self.capture.compiled.graphs) or not self._has_compiled())
+
+    def _has_compiled(self) -> bool:
+        """Check that something is: torch may compile nothing of a layer of its own."""
+        return self.has_compiled or self.capture.compiled.has_run or compiled_frames() > 0
 
     @contextmanager
     def beside_graphs(self) -> Iterator[None]:

@@ -17,6 +17,10 @@ from gradscope.capture.phases.timed import SETTLING_STEPS
 from gradscope.process import unheard
 from gradscope.tree import parameters_of
 
+_NO_RECIPES = (
+    "what recipes could replace is not looked for in a compiled program: gradscope fix finds it, and measures it"
+)
+
 
 class RecordingPhase(Phase):
     """Every torch call is written down, where nothing is compiled; the facts are taken when the step has ended."""
@@ -38,6 +42,8 @@ class RecordingPhase(Phase):
             run.line_mode.turn_on(recorder)
             exits.callback(run.line_mode.turn_off)
         else:
+            if recorder is not None:
+                run.capture.notes.append(_NO_RECIPES)
             recorder = None
         looking = nullcontext if recorder is None else partial(self._denormals.watching, run.guard)
         run.backward.around = _around(self._switches, recorder, looking)

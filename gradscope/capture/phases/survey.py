@@ -92,10 +92,8 @@ class Survey(Phase):
 
     def _untold(self) -> list[str]:
         """What the report must say of a compiled program."""
-        if not self.run.capture.compiled.graphs:
-            return [_WITHOUT_GRAPHS]
         if not self.run.may_trace():
-            return [_NOT_FOLLOWED]
+            return [_NOT_FOLLOWED if self.run.capture.compiled.graphs else _WITHOUT_GRAPHS]
         return [_BROKEN] if breaks_in_models(self.run.compile_log) else []
 
     def _note_batch(self, args: Any) -> None:

@@ -8,7 +8,7 @@ Pattern: recompute in compiled code of a program that checkpoints nothing there,
 default, the partitioner (min-cut) recomputes what is fused into the kernel that reads it, which is mostly faster than
 to load it.
 Evidence: its measured time; the bytes of what backward reads and is computed again: with a larger budget a part of it
-is saved.
+is saved, and what is cheap to compute is not.
 Estimate: none; the budget is a choice, and what a larger one saves is known once it was tried.
 
 Source: H. He and S. Yu, Transcending Runtime-Memory Tradeoffs in Checkpointing by being Fusion Aware (MLSys 2023);
@@ -47,7 +47,7 @@ def find(case: Case) -> Iterator[Finding]:
         message="Compiled graphs recompute a part of forward in backward, for their memory budget",
         evidence=(
             f"it takes {of_step(again, case)}; {size_text(facts.get('recomputed_bytes', 0))} of what backward reads "
-            f"are computed again instead of saved; the budget is {budget:g}"
+            f"are computed again; the budget is {budget:g}"
         ),
         advice="Give them a larger budget where memory allows.",
         code=f"torch._functorch.config.activation_memory_budget = {min(1.0, round(budget + 0.2, 2)):g}",

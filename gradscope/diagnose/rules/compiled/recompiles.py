@@ -29,7 +29,8 @@ from gradscope.tables import Finding
 from gradscope.units import ns as time_text
 
 _FEWEST = 2
-_SIZES = re.compile(r"size mismatch|stride mismatch|\.size\(\)|\.shape\b")
+_SIZES = re.compile(r"size mismatch|stride mismatch")
+_BRANCHED = re.compile(r"\.(?:size\(\)|shape)\[")  # on a size that is not fixed
 _LONGEST = 160  # characters of a reason
 
 
@@ -47,7 +48,11 @@ def _finding(case: Case, place: str, function: str, found: Sequence[Mapping[str,
     reason = next((each["reason"] for each in reversed(found) if each["reason"]), "")
     took = round(sum(each["seconds"] for each in found) * 1e9)
     evidence = f"compiled again {several(len(found), 'time')} since profiling began, {time_text(took)} in all"
-    sizes = _SIZES.search(reason) is not None
+    limit = facts_of(case).get("limit")
+    if limit is not None and len(found) + 1 >= limit:
+        evidence += f"; at {limit} versions (recompile_limit) torch.compile stops, and runs it uncompiled from then on"
+    sizes, branched = _SIZES.search(reason) is not None, _BRANCHED.search(reason) is not None
+    called = "model" if function == "forward" else function
     return make_finding(
         RULE.name,
         case,
@@ -60,9 +65,11 @@ def _finding(case: Case, place: str, function: str, found: Sequence[Mapping[str,
         advice=(
             "Compile it for sizes that change, or pad the batches to a few sizes."
             if sizes
+            else "Pad the batches to a few sizes: the function does something else from size to size."
+            if branched
             else "Keep what changes from call to call out of the compiled code, or pass it as a tensor."
         ),
-        code="model = torch.compile(model, dynamic=True)" if sizes else "TORCH_LOGS=recompiles python train.py",
+        code=f"{called} = torch.compile({called}, dynamic=True)" if sizes else "TORCH_LOGS=recompiles python train.py",
     )
 
 

@@ -1,0 +1,203 @@
+"""Programs under torch.compile that gradscope might disturb: python harm.py alone|measured PROGRAM...
+
+Each prints its losses, what was compiled from its fourth step on, and what it finds changed at its end.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._C._dynamo.eval_frame import get_eval_frame_callback
+from torch._dynamo.utils import get_compilation_metrics
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+import gradscope
+
+STEPS, SETTLED = 14, 3
+torch.set_num_threads(1)
+# What is asked here is Dynamo's and AOTAutograd's: generating code would take minutes.
+compiled = partial(torch.compile, backend="aot_eager")
+
+
+class Double(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient * 2
+
+
+def whole_step(model: nn.Module) -> Callable[[int], Tensor]:
+    """Both passes and the update, and a second loss behind the break that backward is."""
+    optimizer = torch.optim.SGD(model.parameters(), 0.05)
+    x = torch.randn(8, 16)
+
+    def part(scale: float) -> Tensor:
+        loss: Tensor = model(x).square().mean() * scale
+        return loss
+
+    @compiled
+    def train() -> Tensor:
+        part(1.0).backward()
+        second = part(2.0)
+        second.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return second
+
+    def step(number: int) -> Tensor:
+        with torch.compiler.set_stance("fail_on_recompile" if number >= SETTLED else "default"):
+            return train()
+
+    return step
+
+
+def function_behind_a_break(model: nn.Module) -> Callable[[int], Tensor]:
+    """In a frame that Dynamo leaves as it is, for a break in a loop."""
+    x = torch.randn(8, 16)
+
+    @compiled
+    def loss_of(x: Tensor) -> Tensor:
+        for _ in range(2):
+            x = model(x)
+            torch._dynamo.graph_break()
+            try:
+                x = Double.apply(x)
+            finally:
+                pass
+        return x.square().mean()
+
+    return lambda _: backward(loss_of(x))
+
+
+def default_device(model: nn.Module) -> Callable[[int], Tensor]:
+    """Set in compiled code, and taken back outside."""
+    x, ones = torch.randn(8, 16), torch.ones(1, 8)
+
+    @compiled
+    def loss_of() -> Tensor:
+        torch.set_default_device("cpu")
+        loss: Tensor = (ones @ model(x)).sum() * torch.ones(1)
+        return loss
+
+    def step(_: int) -> Tensor:
+        loss = backward(loss_of())
+        torch.set_default_device(None)
+        return loss
+
+    return step
+
+
+def new_sizes(model: nn.Module) -> Callable[[int], Tensor]:
+    """Another in every step, each compiled by itself, also in the steps that are traced."""
+    torch._dynamo.config.recompile_limit = 100
+    run_model = compiled(model, dynamic=False)
+    return lambda number: backward(torch.ones(1, 3 + number) @ run_model(torch.ones(3 + number, 16)))
+
+
+def reset(model: nn.Module) -> Callable[[int], Tensor]:
+    """Forgotten in every step, with the callbacks that tell of compilations."""
+    run_model = compiled(model)
+    x = torch.randn(8, 16)
+
+    def step(_: int) -> Tensor:
+        torch._dynamo.reset()
+        return backward(run_model(x))
+
+    return step
+
+
+def exported(model: nn.Module) -> Callable[[int], Tensor]:
+    run_model = compiled(model)
+    x = torch.randn(8, 16)
+
+    def step(_: int) -> Tensor:
+        torch.export.export(model, (x,))
+        return backward(run_model(x))
+
+    return step
+
+
+def nested(model: nn.Module) -> Callable[[int], Tensor]:
+    """A compiled function calls one that is left alone, which calls a compiled one; and one that raises."""
+    x = torch.randn(8, 16)
+
+    @compiled
+    def inner(x: Tensor) -> Tensor:
+        return x.sin() * 3
+
+    @torch.compiler.disable
+    def alone(x: Tensor) -> Tensor:
+        return inner(x) + model(x)
+
+    @compiled
+    def outer(x: Tensor) -> Tensor:
+        return alone(x.cos()) * 2
+
+    @compiled
+    def raising(x: Tensor) -> Tensor:
+        raise ValueError(x.sum())
+
+    def step(_: int) -> Tensor:
+        with suppress(ValueError):
+            raising(x)
+        return backward(outer(x))
+
+    return step
+
+
+def backward(result: Tensor) -> Tensor:
+    loss = result.square().mean()
+    loss.backward()
+    return loss
+
+
+PROGRAMS = {
+    each.__name__: each
+    for each in (whole_step, function_behind_a_break, default_device, new_sizes, reset, exported, nested)
+}
+
+
+def run(name: str, step_ended: Callable[[], object], model: nn.Module, report: list[str]) -> None:
+    torch.compile(torch.sin)(torch.ones(2))  # gradscope traces where it has seen a graph of Inductor's
+    step = PROGRAMS[name](model)
+    for number in range(STEPS):
+        before = len(get_compilation_metrics())
+        loss = step(number)
+        if number >= SETTLED:
+            # Backward too where no cache is used, which is none of its frames.
+            frames = [each.co_name for each in get_compilation_metrics()[before:] if each.co_name]
+            report += [f"{number} compiled {name}" for name in frames]
+        assert get_eval_frame_callback() is None, "Dynamo looks at what is not compiled"
+        report.append(f"{number} loss {loss.item()!r}")
+        step_ended()
+
+
+def main() -> None:
+    measured = sys.argv[1] == "measured"
+    for name in sys.argv[2:]:
+        torch.manual_seed(0)
+        torch._dynamo.reset()
+        model = nn.Sequential(nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 16))
+        report: list[str] = []
+        if measured:
+            with gradscope.profiling(model, steps=2, warmup=1) as prof:
+                run(name, prof.step, model, report)
+            assert prof.report is not None and not prof.report.data.partial
+        else:
+            run(name, lambda: None, model, report)
+        left = [type(each).__name__ for each in _get_current_function_mode_stack() + _get_current_dispatch_mode_stack()]
+        print("\n".join(f"{name}: {line}" for line in [*report, f"left {left}"]))
+
+
+if __name__ == "__main__":
+    main()
