@@ -409,6 +409,15 @@ def test_other_shapes_and_sizes_of_layers_are_named() -> None:
     ]
 
 
+def test_of_gradients_that_are_written_no_shapes_are_compared() -> None:
+    """There is one for each parameter of a layer, under one name."""
+
+    def with_shape(shape: str) -> RunData:
+        return dataclasses.replace(run(LAYERS), ops=[OpRow("a", "accumulate", "AccumulateGrad", 2.0, 0, shape)])
+
+    assert not compare(with_shape("[128]"), with_shape("[128, 64]")).mismatches
+
+
 def test_other_counts_of_calls_are_named() -> None:
     one = run(LAYERS)
     rows = [dataclasses.replace(row, calls=2.5) for row in one.layers]

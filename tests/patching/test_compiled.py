@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import gradscope
+from gradscope.capture.modes import is_compiled
 from gradscope.errors import WorkloadError
 from gradscope.patching.advice import what_to_do
 from gradscope.patching.patches import Patches
@@ -312,3 +313,13 @@ def test_the_measured_step_is_compiled_as_alone(backend: Backend) -> None:
     assert found.verified.compiled
     assert backend.graphs
     assert not [node for graph in backend.graphs for node in graph.graph.nodes if OURS in (node.stack_trace or "")]
+
+
+def test_what_dynamo_leaves_alone_is_not_compiled() -> None:
+    """It has torch's mark of a compiled function too."""
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return x
+
+    assert is_compiled(torch.compile(function, backend="eager"))
+    assert not is_compiled(torch.compiler.disable(function)) and not is_compiled(function)

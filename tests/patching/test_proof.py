@@ -316,3 +316,14 @@ def test_what_checkpointing_runs_again_is_proved_as_it_ran_first() -> None:
         assert {name: held.dtype for name, held in mine.items()} == {name: held.dtype for name, held in other.items()}
         assert all(torch.equal(held, other[name]) for name, held in mine.items())
     assert torch.get_default_dtype() is default
+
+
+def test_of_a_float64_model_the_original_is_off_by_nothing_and_both_round() -> None:
+    """Its reference is float64 too."""
+    torch.manual_seed(0)
+    terms = torch.rand(64, dtype=torch.float64)
+    truth = {"output": terms.cumsum(0)}
+    other = {"output": terms.flip(0).sum() - terms.flip(0).cumsum(0).flip(0) + terms}  # sums in another order
+    assert not torch.equal(other["output"], truth["output"])
+    assert compare(other, truth, truth).within
+    assert not compare({"output": truth["output"] * (1 + 1e-13)}, truth, truth).within

@@ -8,6 +8,8 @@ import pytest
 import torch
 
 from gradscope.recipes.attention import attention
+from gradscope.recipes.packed_attention import packed_attention
+from gradscope.recipes.rope import rope
 
 from .attention_cases import qkv
 
@@ -79,3 +81,22 @@ def test_inductor() -> None:
     out = compiled(*tensors)
     torch.testing.assert_close(out, attention(*tensors, is_causal=True), rtol=1e-12, atol=1e-13)
     assert all(grad.isfinite().all() for grad in torch.autograd.grad(out.sum(), tensors))
+
+
+@pytest.mark.parametrize("recipe", ["attention", "packed_attention", "rope"])
+def test_a_size_that_is_not_fixed_may_equal_one_that_is(recipe: str) -> None:
+    """A mask as long as the longest batch; one table for each sample. There ``8 in (1, size)`` is false."""
+    tokens = 8
+    mask = torch.ones(1, 1, tokens, tokens, dtype=torch.bool).tril()
+    cos, sin = torch.randn(2, 4, tokens, 2).unbind()
+
+    def call(x: torch.Tensor) -> torch.Tensor:
+        if recipe == "packed_attention":
+            return packed_attention(x, 2, attn_mask=mask)
+        turned = x.unflatten(2, (2, 12)).transpose(1, 2)
+        return rope(turned[..., :4], cos, sin) if recipe == "rope" else attention(*turned.chunk(3, -1), attn_mask=mask)
+
+    x = torch.randn(4, tokens, 24)
+    torch._dynamo.maybe_mark_dynamic(x, 0 if recipe == "rope" else 1)
+    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(x), call(x))

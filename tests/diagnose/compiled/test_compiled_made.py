@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+import sys
+import time
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from gradscope.capture import compiling
 from gradscope.compat import GraphWatch
-from gradscope.compat.dynamo import Compilation, GraphBreak
+from gradscope.compat.dynamo import Compilation, CompileLog, GraphBreak
 from gradscope.diagnose.rules import RULES
 from gradscope.tables import Finding, GraphNote, NodeNote, OpRow
 from tests.diagnose.settings.test_settings_made import made_case
@@ -173,3 +178,116 @@ def test_bytes_that_a_graph_computes_again() -> None:
     }
     assert GraphNote((), nodes).recomputed_bytes() == 1000
     assert GraphNote((), {name: nodes[name] for name in ("norm", "gelu")}).recomputed_bytes() == 0
+
+
+def test_lines_that_break_for_one_reason_are_one_finding() -> None:
+    """Each is named where there is room; what is around kernels is that of all, and shared among the reasons."""
+    ops = (row("Torch-Compiled Region: 0/0", 9 * MS, 4),)
+    breaks = [{"place": f"model.py:{line}", "reason": "item"} for line in (3, 4, 5, 6, 7)]
+    branch = {"place": "model.py:9", "reason": "generic_jump TensorVariable()"}
+    items, jump = found("graph-break", ops, breaks=[*breaks, branch])
+    check_words(items)
+    check_words(jump)
+    assert items.line == "model.py:3" and "model.py:3 and 4 more" in items.message
+    assert "also at model.py:4, model.py:5, model.py:6 and 1 more" in items.evidence
+    assert jump.evidence.startswith("a branch that depends on a tensor's value (generic_jump")
+    assert (items.cost_ns or 0) + (jump.cost_ns or 0) == 9 * MS
+
+
+def test_a_break_that_is_not_in_the_step_costs_nothing_there() -> None:
+    (finding,) = found("graph-break", (row("Torch-Compiled Region: 0/0", 9 * MS, 1),), breaks=[branch_at("model.py:9")])
+    assert finding.cost_ns is None and finding.severity == "info" and "region" not in finding.evidence
+
+
+def branch_at(place: str) -> dict[str, str]:
+    return {"place": place, "reason": "item"}
+
+
+def test_of_an_installed_package_nobody_edits_the_line() -> None:
+    (finding,) = found("graph-break", breaks=[branch_at("/venv/lib/site-packages/lib/model.py:9")])
+    check_words(finding)
+    assert "installed package" in finding.advice
+
+
+def test_the_line_of_a_break_is_the_users_that_calls_a_library() -> None:
+    class Log:
+        def breaks(self) -> list[GraphBreak]:
+            standard, users = json.__file__, "project/model.py"
+            library = "/venv/lib/site-packages/lib/model.py"
+            return [
+                GraphBreak(((users, 3), (library, 8), (standard, 9)), "called"),
+                GraphBreak(((library, 8), (standard, 9)), "compiled itself"),
+                GraphBreak(((compiling._TORCH + "nn/parallel/distributed.py", 1), (contextlib.__file__, 105)), "DDP"),
+            ]
+
+        def compilations(self) -> list[Compilation]:
+            return []
+
+    facts = compiling.compile_facts(Log(), GraphWatch())  # type: ignore[arg-type]
+    assert [each["place"] for each in facts["breaks"]] == [
+        "project/model.py:3",
+        "/venv/lib/site-packages/lib/model.py:8",
+    ]
+
+
+def test_at_the_limit_it_runs_uncompiled() -> None:
+    same = [again(reason="L['step'] == 3")] * 7
+    (finding,) = found("recompiles", again=same, limit=8)
+    check_words(finding)
+    assert "at 8 versions (recompile_limit)" in finding.evidence
+    (finding,) = found("recompiles", again=same[:6], limit=8)
+    assert "recompile_limit" not in finding.evidence
+
+
+def test_a_size_that_a_function_branches_on_is_not_cured_by_dynamic() -> None:
+    (finding,) = found("recompiles", again=[again("f", reason="11 <= x.size()[0]")] * 2)
+    check_words(finding)
+    assert "dynamic=True" not in finding.code and "Pad the batches" in finding.advice
+    (finding,) = found("recompiles", again=[again("f")] * 2)
+    assert finding.code == "f = torch.compile(f, dynamic=True)"
+
+
+def test_what_is_noted_of_compilations_is_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch keeps the latest 64; backward is compiled by itself, when it runs first."""
+
+    def record(number: int, name: str | None, **more: Any) -> SimpleNamespace:
+        return SimpleNamespace(
+            **{
+                "co_name": name,
+                "co_filename": name and "model.py",
+                "co_firstlineno": 6,
+                "compile_id": f"0/{number}",
+                "start_time": time.time() + 1,
+                "entire_frame_compile_time_s": 2.0,
+                "recompile_reason": None,
+                "fail_type": None,
+                **more,
+            }
+        )
+
+    kept: list[SimpleNamespace] = []
+    utils = SimpleNamespace(get_compilation_metrics=lambda: kept, graph_break_reasons=[])
+    monkeypatch.setitem(sys.modules, "torch._dynamo.utils", utils)  # type: ignore[arg-type]
+    log = CompileLog()
+    for number in range(3):
+        backward = record(number, None, entire_frame_compile_time_s=None, backward_cumulative_compile_time_us=500_000)
+        kept[:] = [record(number, "forward"), backward]
+        log.collect()
+    assert [(each.function, each.again, each.seconds) for each in log.compilations()] == [
+        ("forward", False, 2.5),
+        ("forward", True, 2.5),
+        ("forward", True, 2.5),
+    ]
+
+
+def test_a_guard_is_told_as_it_is() -> None:
+    class Log:
+        def breaks(self) -> list[GraphBreak]:
+            return []
+
+        def compilations(self) -> list[Compilation]:
+            reason = "1/0: tag == 'run # 2'  # if tag == 'run # 1':  # model.py:7"
+            return [Compilation("forward", "project/model.py", 6, 1.0, True, reason)]
+
+    facts = compiling.compile_facts(Log(), GraphWatch())  # type: ignore[arg-type]
+    assert facts["again"][0]["reason"] == "tag == 'run # 2'"

@@ -17,7 +17,8 @@ Source: PyTorch, "Working with Graph Breaks" (torch.compiler documentation).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
 
 from gradscope.diagnose.case import Case, Rule, first, share
 from gradscope.diagnose.compiled import facts_of
@@ -35,17 +36,16 @@ _IN_WORDS = {"generic_jump": "a branch that depends on a tensor's value"}  # by 
 
 def find(case: Case) -> Iterator[Finding]:
     """Yield a finding for each reason, which names the first of its lines."""
-    lines: dict[str, list[str]] = {}
+    lines: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for each in facts_of(case).get("breaks", ()):
-        places = lines.setdefault(each["reason"], [])
-        if each["place"] not in places:
-            places.append(each["place"])
+        lines[each["reason"]][each["place"]] += 1
     around = sum(row.self_ns for row in case.run.ops if row.name.startswith(_AROUND))
     regions = round(sum(row.calls for row in case.run.ops if row.name.startswith(_REGION)))
     if regions < _SEVERAL:  # what broke is not in the step
         around = 0
     every = sum(map(len, lines.values()))
-    for reason, places in lines.items():
+    for reason, counted in lines.items():
+        places = list(counted)
         in_library = is_of_a_library(places[0])
         yield make_finding(
             RULE.name,
@@ -55,7 +55,7 @@ def find(case: Case) -> Iterator[Finding]:
             layers=(),
             line=places[0],
             message=f"torch.compile breaks the graph at {first(places, 1)}",
-            evidence=_evidence(case, reason, places, around, regions),
+            evidence=_evidence(case, reason, counted, around, regions),
             advice=(
                 "It is in an installed package: compile the blocks around it, each by itself."
                 if in_library
@@ -66,9 +66,11 @@ def find(case: Case) -> Iterator[Finding]:
         )
 
 
-def _evidence(case: Case, reason: str, places: Sequence[str], around: int, regions: int) -> str:
+def _evidence(case: Case, reason: str, counted: Mapping[str, int], around: int, regions: int) -> str:
+    places = list(counted)
     words = next((text for begin, text in _IN_WORDS.items() if reason.startswith(begin)), "")
     parts = [f"{words} ({reason[:_LONGEST]})" if words else reason[:_LONGEST]]
+    parts.append(f"{several(sum(counted.values()), 'break')} since profiling began")
     if len(places) > 1:
         parts.append(f"also at {first(places[1:])}")
     if around:
