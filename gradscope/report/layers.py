@@ -61,6 +61,8 @@ def layers_section(view: View) -> Section:
         rest = units.size(tree.rest) if tree.metric == SAVED_MEMORY else view.scale.text(tree.rest)
         rows.append(_rest_row("outside the layers", tree.rest_share, [rest]))
     bars = "solid: itself, light: layers below it"
+    if any(column.key == "estimated" for column in columns):
+        bars += "; est.: split from kernels of several layers"
     return Section("layers", "Layers", _SHARE[tree.metric], (Table(columns, tuple(rows)),), bars)
 
 
