@@ -79,10 +79,16 @@ def with_graph_flops(
             forward, backward = (flops.get((number, which), 0) // steps for which in (False, True))
             forward, backward = forward + (row.forward_flops or 0), backward + (row.backward_flops or 0)
             row = replace(row, flops=forward + backward, forward_flops=forward, backward_flops=backward)
-        elif number in uncounted:
-            row = replace(row, flops=None, forward_flops=None, backward_flops=None)
         found.append(row)
-    return tuple(found)
+    return without_flops(tuple(found), uncounted)
+
+
+def without_flops(rows: tuple[LayerRow, ...], layers: Collection[int]) -> tuple[LayerRow, ...]:
+    """Say of these layers that their operations are not known."""
+    return tuple(
+        replace(row, flops=None, forward_flops=None, backward_flops=None) if number in layers else row
+        for number, row in enumerate(rows)
+    )
 
 
 def with_flops(

@@ -31,6 +31,7 @@ from gradscope.attribute.layer_columns import (
     with_flops,
     with_graph_flops,
     with_overlapped,
+    without_flops,
 )
 from gradscope.attribute.nodes import OUTSIDE
 from gradscope.attribute.rows import BACKWARD_CATEGORIES, BoolColumn, Category, self_times
@@ -146,10 +147,11 @@ def build_result(
     rows, step = with_communication(rows, step, assigned, parts, ledger.communication_ns)
     if survey is not None and has_flops:
         rows = with_flops(rows, survey.flops, survey.calls)
+        graphs_count = frozenset() if compiled is None else frozenset(layer for layer, _ in compiled.flops)
+        rows = without_flops(rows, _uncounted(cells, rows) - graphs_count)
     if compiled is not None:
         rows = with_estimates(rows, *estimated_ns(assigned, parts, len(rows)))
-        uncounted = compiled.uncounted | _between_graphs(cells, rows)
-        rows = with_graph_flops(rows, compiled.flops, uncounted, len(assigned.steps))
+        rows = with_graph_flops(rows, compiled.flops, compiled.uncounted, len(assigned.steps))
         notes += compiled.notes()
 
     def by_origin(part: Contribution) -> list[Contribution]:
@@ -173,8 +175,8 @@ def build_result(
     )
 
 
-def _between_graphs(cells: Cells, rows: Sequence[LayerRow]) -> frozenset[int]:
-    """Layers with products of matrices in forward that nobody counted: they ran between the graphs of a function."""
+def _uncounted(cells: Cells, rows: Sequence[LayerRow]) -> frozenset[int]:
+    """Layers with products of matrices in forward that nobody counted: of a compiled function, but of no graph."""
     counted = np.array(
         [name in ATEN_MATMULS | ATEN_CONVOLUTIONS or name.startswith(ATEN_ATTENTION) for name in cells.ops]
     )

@@ -14,7 +14,6 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from gradscope.capture.modes import modes_of, put_on, take_off
-from gradscope.compat import dynamo_runs
 
 FOLLOWING = "following torch.compile"  # under which the guard notes an error
 
@@ -28,7 +27,7 @@ class _Here(threading.local):
     """What is so in one thread."""
 
     def __init__(self) -> None:
-        self.dynamo = dynamo_runs()  # a compiled function was entered
+        self.dynamo = False  # a compiled function was entered
         self.inside = 0  # of graphs that run, and compilations
         self.held: list[_Held] = []
 
@@ -47,6 +46,7 @@ class Aside:
     def __init__(self, own: Callable[[Any], bool]) -> None:
         self._own = own
         self._here = _Here()
+        self._on: list[Any] = []  # what was entered and not left, of all threads
         self._closed = False
 
     def is_aside(self) -> bool:
@@ -56,6 +56,7 @@ class Aside:
     def enter(self, mode: Any) -> None:
         """Put ``mode`` on its stack, in compiled code once that has ended."""
         here = self._here
+        self._on.append(mode)
         if here.off:
             here.held.append(_Held(mode, None))
         else:
@@ -64,11 +65,16 @@ class Aside:
     def leave(self, mode: Any) -> bool:
         """Take ``mode`` off its stack, or forget it where it is aside; False where this thread has it in neither."""
         here = self._here
-        for each in here.held:
-            if each.mode is mode:
-                here.held.remove(each)
-                return True
-        return take_off(mode)
+        held = [each for each in here.held if each.mode is mode]
+        for each in held:
+            here.held.remove(each)
+        if not held and not take_off(mode):
+            return False
+        self._forget(mode)
+        return True
+
+    def _forget(self, mode: Any) -> None:
+        self._on = [each for each in self._on if each is not mode]
 
     def follow(self, entered: bool) -> None:
         """A compiled function is entered, or has been left."""
@@ -76,9 +82,10 @@ class Aside:
         here.dynamo = entered
         self._turn(here)
 
-    def close(self) -> None:
-        """Put on no mode any more, on whatever thread it is aside."""
+    def close(self) -> bool:
+        """Put on no mode any more. False where another thread has one on, until that is followed again."""
         self._closed = True
+        return not self._on
 
     @contextmanager
     def inside(self) -> Iterator[None]:
@@ -111,5 +118,7 @@ class Aside:
             # In the order of their places: each counts those of ours below it.
             held, here.held = here.held, []
             for mode, place in held:
-                if not self._closed:
+                if self._closed:
+                    self._forget(mode)
+                else:
                     put_on(mode, place)

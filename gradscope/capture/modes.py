@@ -17,13 +17,12 @@ from typing import Any
 import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
-from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gradscope.capture.byhand import unwrapped
 from gradscope.capture.callers import stack
 from gradscope.capture.modules import no_compile_warning
-from gradscope.compat import DYNAMO, dispatch_modes, function_modes, once_imported
+from gradscope.compat import DYNAMO, default_device_mode, dispatch_modes, function_modes, once_imported
 
 _STACKS: dict[type[Any], Callable[[], list[Any]]] = {
     TorchFunctionMode: function_modes,
@@ -57,8 +56,8 @@ def put_on(mode: Any, place: int | None = None) -> None:
     """Put ``mode`` onto its stack, on top, or where as many lie below it as once did."""
     kind = _kind(mode)
     modes = _STACKS[kind]()
-    if place is not None:  # torch looks for its own, of the default device, at the bottom
-        place = max(place, sum(isinstance(other, DeviceContext) for other in modes))
+    if place == 0 and modes and modes[0] is default_device_mode():
+        place = 1  # torch looks for it at the bottom
     above = [] if place is None else modes[place:][::-1]
     for other in above:
         kind.__exit__(other, None, None, None)

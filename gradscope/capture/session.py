@@ -10,6 +10,7 @@ import threading
 import weakref
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
@@ -104,15 +105,15 @@ class Session:
             stack.enter_context(self.run.backward.installed())
             stack.enter_context(self.run.loaders.installed())
             stack.enter_context(watch_profilers(self._give_way, self._other_ended))
-            compiling = stack.enter_context(ExitStack())
+            stack.callback(self._stop_watching)
+            compiling = self._watching_compiler
             self._watch_again = compiling.enter_context(watching_dynamo(self._compiling, self._note_no_graphs))
-            compiling.enter_context(following_dynamo(self._follow, self._note_not_followed))
+            ahead = partial(self.run.guard.around, FOLLOWING, self.run.aside.inside)
+            compiling.enter_context(following_dynamo(self._follow, ahead, self._note_not_followed))
             compiling.enter_context(watching_graphs(self.capture.compiled, self._note_no_graphs))
-            self._watching_compiler = compiling
             stack.enter_context(letting_others_leave(is_own))
             stack.callback(self.run.sampler.stop)
             stack.callback(self.run.line_mode.release)
-            stack.callback(self.run.aside.close)
             # Not when the memory pass begins: that may be inside one of these hooks, which torch is iterating over.
             note = self._steps.hook(self.run.guard.hook("recording optimizers", self.surroundings.note_optimizer))
             stack.callback(register_optimizer_step_post_hook(note).remove)
@@ -298,7 +299,7 @@ class Session:
         if self._number == len(self._phases):
             self.finished = True
             # A program that runs on compiles what is left of it as without gradscope.
-            self.run.guard.close(COMPILED_GRAPHS, self._watching_compiler)
+            self._stop_watching()
             with self.run.guard.over(_KEEPING):
                 self.capture.hold()
             return
@@ -306,6 +307,11 @@ class Session:
         self._progress.phase(phase.name, phase.steps)
         if not (phase.undisturbed and self._is_disturbed()):
             self._enter()
+
+    def _stop_watching(self) -> None:
+        """Leave Dynamo and Inductor alone, unless another thread still has modes of ours on: see :meth:`_follow`."""
+        if self.run.aside.close():
+            self.run.guard.close(COMPILED_GRAPHS, self._watching_compiler)
 
     def _fits(self, phase: Phase) -> bool:
         with self.run.guard.over(phase.name):
@@ -366,13 +372,18 @@ class Session:
             self._progress.busy("compiling" if begins else "")
 
     def _follow(self, entered: bool) -> None:
-        with self.run.guard.over(FOLLOWING):
+        try:
             if entered:
                 self._watch_again()
             self.run.aside.follow(entered)
+            if self._closed and self.run.aside.close():  # of another thread, until what that had on was off
+                self._watching_compiler.close()
+        except Exception as error:
+            self._note_not_followed(error)
 
     def _note_not_followed(self, error: Exception) -> None:
         self.run.follows_dynamo = False
+        self.run.aside.close()
         self.run.guard.note(FOLLOWING, error)
 
     def _note_no_graphs(self, error: Exception) -> None:

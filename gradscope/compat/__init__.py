@@ -17,7 +17,6 @@ from gradscope.compat.dynamo import (
     CompiledSteps,
     CompileLog,
     compiles_backward,
-    dynamo_runs,
     following_dynamo,
     keep_eager,
     keep_frame_eager,
@@ -43,6 +42,7 @@ from gradscope.compat.flops import flop_formulas
 from gradscope.compat.inductor import GraphWatch, probe_graphs, watching_graphs
 from gradscope.compat.private import (
     SavedTensor,
+    default_device_mode,
     dispatch_depth,
     dispatch_modes,
     exports,
@@ -84,9 +84,9 @@ __all__ = [
     "checkpoint_frame",
     "compiles_backward",
     "current_node_number",
+    "default_device_mode",
     "dispatch_depth",
     "dispatch_modes",
-    "dynamo_runs",
     "end_range",
     "exports",
     "flop_formulas",

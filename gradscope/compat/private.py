@@ -63,6 +63,11 @@ function_modes: Callable[[], list[Any]] = private("torch.overrides._get_current_
 dispatch_modes: Callable[[], list[Any]] = private("torch.utils._python_dispatch._get_current_dispatch_mode_stack")
 
 
+def default_device_mode() -> Any:
+    """The mode of ``torch.set_default_device`` in this thread; None for none."""
+    return getattr(getattr(torch, "_GLOBAL_DEVICE_CONTEXT", None), "device_context", None)
+
+
 def exports() -> bool:
     """Check that torch.export traces, in a way that Dynamo can follow.
 

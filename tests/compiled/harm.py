@@ -6,6 +6,7 @@ Each prints its losses, what was compiled from its fourth step on, and what it f
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -155,6 +156,68 @@ def nested(model: nn.Module) -> Callable[[int], Tensor]:
     return step
 
 
+def device_around(model: nn.Module) -> Callable[[int], Tensor]:
+    """A block of the user's with another device, around a compiled call."""
+    x = torch.randn(8, 16)
+
+    @compiled
+    def twice(x: Tensor) -> Tensor:
+        return x * 2
+
+    def step(_: int) -> Tensor:
+        with torch.device("meta"):
+            y = twice(x)
+        assert torch.empty(1).device.type == "cpu" and not y.is_meta
+        return backward(model(y))
+
+    return step
+
+
+def stance_inside(model: nn.Module) -> Callable[[int], Tensor]:
+    """Changed by a function that was entered under another."""
+    x = torch.randn(8, 16)
+    run_model = compiled(model)
+
+    @compiled
+    def sets(number: int) -> None:
+        if number == 1:
+            torch.compiler.set_stance("default")
+
+    def step(number: int) -> Tensor:
+        if number == 0:
+            torch.compiler.set_stance("force_eager")
+        sets(number)
+        return backward(run_model(x))
+
+    return step
+
+
+def ahead_of_time(model: nn.Module) -> Callable[[int], Tensor]:
+    """It looks at its guards without any of torch.compile's wrappers."""
+    x = torch.randn(8, 16)
+
+    def scaled(x: Tensor) -> Tensor:
+        return x.sin() * 3
+
+    made: Any = torch.compile(scaled, fullgraph=True)
+    if not hasattr(made, "aot_compile"):
+        return lambda _: backward(model(x))
+    call = made.aot_compile(((x,), {}))
+    return lambda _: backward(model(call(x)))
+
+
+def ended_elsewhere(model: nn.Module) -> Callable[[int], Tensor]:
+    """Another thread ends the measurement, in a step that is traced: see main."""
+    x = torch.randn(8, 16)
+    run_model = compiled(model)
+
+    def step(number: int) -> Tensor:
+        with torch.compiler.set_stance("fail_on_recompile" if number >= SETTLED else "default"):
+            return backward(run_model(x))
+
+    return step
+
+
 def backward(result: Tensor) -> Tensor:
     loss = result.square().mean()
     loss.backward()
@@ -163,8 +226,21 @@ def backward(result: Tensor) -> Tensor:
 
 PROGRAMS = {
     each.__name__: each
-    for each in (whole_step, function_behind_a_break, default_device, new_sizes, reset, exported, nested)
+    for each in (
+        whole_step,
+        function_behind_a_break,
+        default_device,
+        new_sizes,
+        reset,
+        exported,
+        nested,
+        device_around,
+        stance_inside,
+        ahead_of_time,
+        ended_elsewhere,
+    )
 }
+SURVEYED = 8  # a step that is traced
 
 
 def run(name: str, step_ended: Callable[[], object], model: nn.Module, report: list[str]) -> None:
@@ -182,6 +258,15 @@ def run(name: str, step_ended: Callable[[], object], model: nn.Module, report: l
         step_ended()
 
 
+def ended(name: str, prof: Any) -> None:
+    """A step has."""
+    prof.step()
+    if name == "ended_elsewhere" and prof._session.capture.steps_done == SURVEYED:
+        thread = threading.Thread(target=prof._session.close)
+        thread.start()
+        thread.join()
+
+
 def main() -> None:
     measured = sys.argv[1] == "measured"
     for name in sys.argv[2:]:
@@ -191,8 +276,8 @@ def main() -> None:
         report: list[str] = []
         if measured:
             with gradscope.profiling(model, steps=2, warmup=1) as prof:
-                run(name, prof.step, model, report)
-            assert prof.report is not None and not prof.report.data.partial
+                run(name, partial(ended, name, prof), model, report)
+            assert prof.report is not None and (name == "ended_elsewhere" or not prof.report.data.partial)
         else:
             run(name, lambda: None, model, report)
         left = [type(each).__name__ for each in _get_current_function_mode_stack() + _get_current_dispatch_mode_stack()]

@@ -36,22 +36,24 @@ def find(case: Case) -> Iterator[Finding]:
     if not facts.get("graphs"):
         return
     spent = Counter[str | None]()
+    # An operation of the user's own in a graph runs what it calls there.
+    in_graphs = {(row.layer, row.phase) for row in case.run.ops if row.name.startswith(("cpp_", "triton_"))}
     for row in case.run.ops:
-        if row.phase in _PHASES and row.name in ops.ATEN_FUSED:
+        if row.phase in _PHASES and row.name in ops.ATEN_FUSED and (row.layer, row.phase) not in in_graphs:
             spent[row.layer] += row.self_ns
     whole = spent.total()
     if share(whole, case) < _LEAST_SHARE:
         return
     layers = [path for path, ns in spent.most_common() if path is not None and ns]
     broken = bool(facts.get("breaks"))
-    names = first([path or "the model itself" for path in layers]) or "no layer"
+    names = first([_name(path) for path, ns in spent.most_common() if ns])
     yield make_finding(
         RULE.name,
         case,
         None,
         severity="info",
         layers=layers,
-        line=slowest_line(case, layers),
+        line=slowest_line(case, [path for path, _ in spent.most_common(1)]),
         message="Operations that torch.compile would fuse run outside of its graphs",
         evidence=f"{of_step(whole, case)} in elementwise operations, normalisations, losses and copies, of {names}",
         advice=(
@@ -62,6 +64,10 @@ def find(case: Case) -> Iterator[Finding]:
         code="TORCH_LOGS=graph_breaks python train.py" if broken else "model = torch.compile(model)",
         cost_ns=whole,
     )
+
+
+def _name(path: str | None) -> str:
+    return "operations outside every module" if path is None else path or "the model itself"
 
 
 RULE = Rule("not-compiled", "operations outside of compiled graphs that these would fuse", find)
