@@ -40,16 +40,16 @@ def main() -> int:
     arguments = options.parse_args()
     results: list[Result] = []
     for target in arguments.targets:
-        results += figures(target, arguments.steps)
+        results += figures(target, arguments.steps, arguments.device)
         print_table(target, results[-6:])
     return finish("compiled", results, arguments.device, arguments.json)
 
 
-def figures(target: str, steps: int) -> list[Result]:
+def figures(target: str, steps: int, device: str) -> list[Result]:
     """The figures of one model."""
-    eager = profiled(target, steps, compiled=False)
+    eager = profiled(target, steps, device, compiled=False)
     torch._dynamo.reset()
-    compiled = profiled(target, steps, compiled=True)
+    compiled = profiled(target, steps, device, compiled=True)
     name = Path(target.partition(":")[0]).stem + (f":{target.partition(':')[2]}" if ":" in target else "")
     spent = sum(op.self_ns for op in compiled.ops if _counts(op))
     owned = sum(op.self_ns for op in compiled.ops if _counts(op) and op.layer is not None)
@@ -66,7 +66,7 @@ def figures(target: str, steps: int) -> list[Result]:
     ]
 
 
-def profiled(target: str, steps: int, *, compiled: bool) -> RunData:
+def profiled(target: str, steps: int, device: str, *, compiled: bool) -> RunData:
     """A run of the model."""
     workload: Any = load_target(target)
     model = workload.model
@@ -74,7 +74,7 @@ def profiled(target: str, steps: int, *, compiled: bool) -> RunData:
     stance = nullcontext() if compiled or not parts else torch.compiler.set_stance("force_eager")
     with stance:
         run = torch.compile(model) if compiled and not parts else model
-        return gradscope.profile(run, workload.batch, workload.loss, steps=steps, memory=False).data
+        return gradscope.profile(run, workload.batch, workload.loss, steps=steps, memory=False, device=device).data
 
 
 def _counts(op: Any) -> bool:
@@ -89,12 +89,15 @@ def matmul_difference(eager: RunData, compiled: RunData) -> float:
 
 
 def matmul_shares(run: RunData) -> dict[str | None, float]:
-    """Of each layer what its matmuls and convolutions take of all of them, in backward."""
+    """Of each layer what its matmuls and convolutions take of all of them, in backward; on a device their kernels."""
     names = ATEN_MATMULS | ATEN_CONVOLUTIONS | {"aten::convolution_backward", "aten::_convolution_backward"}
     spent: dict[str | None, int] = {}
-    for op in run.ops:
-        if op.phase == "backward" and op.name in names:
-            spent[op.layer] = spent.get(op.layer, 0) + op.self_ns
+    took = [(each.layer, each.phase, each.op, each.device_ns) for each in run.kernels] or [
+        (each.layer, each.phase, each.name, each.self_ns) for each in run.ops
+    ]
+    for layer, phase, name, ns in took:
+        if phase == "backward" and name in names:
+            spent[layer] = spent.get(layer, 0) + ns
     whole = sum(spent.values())
     return {layer: ns / whole for layer, ns in spent.items()} if whole else {}
 

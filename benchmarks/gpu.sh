@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Everything that needs a GPU, on a machine that has one: tests, then benchmarks on cuda.
 #
-#     benchmarks/gpu.sh [PART...]     triton recipes tests traces overhead limits predictions analysis truth memory
+#     benchmarks/gpu.sh [PART...]     triton recipes tests compiled traces overhead limits predictions analysis truth memory
 #
 # All of them, in that order, where none is named.
 #
@@ -16,7 +16,7 @@ results=${RESULTS:-benchmarks/results}
 log=${LOG:-$(mktemp --suffix=.log)}
 deadline=$((SECONDS + ${GPU_SECONDS:-480}))
 parts=("$@")
-[ ${#parts[@]} -gt 0 ] || parts=(triton recipes tests traces overhead limits predictions analysis truth memory)
+[ ${#parts[@]} -gt 0 ] || parts=(triton recipes tests compiled traces overhead limits predictions analysis truth memory)
 export PYTHONPATH="$PWD/benchmarks/from_source:$PWD${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
 # Plugins of the machine's own are not asked: one that warns would fail the tests, where warnings are errors.
 export PYTEST_DISABLE_PLUGIN_AUTOLOAD=1
@@ -74,9 +74,15 @@ for name in "${parts[@]}"; do
       part "$name" 270 0 "$python" benchmarks/recipe_gpu --seconds "${RECIPE_SECONDS:-200}" --json "$results/recipes_gpu.jsonl"
       ;;
     tests)
-      mapfile -t marked < <(grep -rl --include='test_*.py' 'mark\.gpu' tests)
-      # Those of the block sizes take half a minute each: part triton runs them side by side.
+      mapfile -t marked < <(grep -rl --include='test_*.py' 'mark\.gpu' tests | grep -v '^tests/compiled')
+      # Those of compiled code are a part of their own. Those of block sizes take half a minute each: part triton runs
+      # them side by side.
       part "$name" 100 4 "$python" -m pytest -q -p no:cacheprovider -m gpu -k "not blocks_of_this_device" "${marked[@]}"
+      ;;
+    compiled)
+      part "$name" 60 5 "$python" -m pytest -q -p no:cacheprovider -m gpu tests/compiled/test_cuda.py
+      part "$name" 60 8 "$python" benchmarks/compiled.py --device cuda --json "$results/compiled.jsonl"
+      part "$name" 90 8 "$python" benchmarks/compiled_cost.py --device cuda --rounds 1 --json "$results/compiled_cost.jsonl"
       ;;
     traces) part "$name" 60 12 "$python" benchmarks/traces.py --device cuda --json "$results/traces.jsonl" ;;
     overhead) part "$name" 90 8 "$python" benchmarks/overhead.py --device cuda --json "$results/overhead.jsonl" ;;
@@ -90,7 +96,7 @@ for name in "${parts[@]}"; do
     truth) part "$name" 40 6 "$python" benchmarks/truth_table.py --json "$results/truth.jsonl" ;;
     memory) part "$name" 90 6 "$python" benchmarks/memory.py --device cuda --rounds 2 --json "$results/memory.jsonl" ;;
     *)
-      echo "no part $name: triton recipes tests traces overhead limits predictions analysis truth memory" >&2
+      echo "no part $name: triton recipes tests compiled traces overhead limits predictions analysis truth memory" >&2
       exit 2
       ;;
   esac

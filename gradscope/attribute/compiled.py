@@ -20,9 +20,11 @@ import numpy as np
 
 from gradscope.attribute.align_steps import Assigned
 from gradscope.attribute.cost_table import Contribution, Given
+from gradscope.attribute.kernel_order import GENERATED, is_of, match, match_replay, row_name
 from gradscope.attribute.nodes import OUTSIDE, nearest
-from gradscope.attribute.rows import INHERIT, Category, Rows
+from gradscope.attribute.rows import INHERIT, BoolColumn, Category, Rows
 from gradscope.attribute.survey import NO_LINE
+from gradscope.ops import COLLECTIVE_KERNEL
 from gradscope.tables import CompiledGraph, EventTable, FusedNode, IntColumn, RowKind
 
 # What computing a node's result takes on a processor, beside moving it, as that many times its bytes; a device computes
@@ -34,8 +36,6 @@ _COMPUTING = {
     ),
     **dict.fromkeys(("rsqrt", "sqrt", "reciprocal", "div"), 0.5),
 }
-# Kernels that Inductor generates, by how their names begin; all others are operations of torch's.
-_GENERATED = ("cpp_", "triton_")
 _OPERATIONS = (RowKind.OP, RowKind.ADD, RowKind.COMMUNICATION)
 _LAST = sys.maxsize
 _T = TypeVar("_T")
@@ -48,13 +48,13 @@ class Share:
 
     Attributes:
         layer: index of the layer; None: the one that called the graph.
-        again: it is forward, in a graph of backward.
+        spent: in a graph of backward: on the layer, on recompute, or on the sum of gradients.
         weight: beside those of the other parts.
     """
 
     layer: int | None
     line: int
-    again: bool
+    spent: Category
     weight: int
 
 
@@ -64,7 +64,11 @@ class CompiledTime:
 
     Attributes:
         of_row: for each row of the trace the kernel that it is or lies in, an index into ``kernels``; -1.
+        of_activity: for each of the device's activities, where a CUDA graph replays kernels without rows; else -1.
+        begins: those of these activities that are the first of their kernel.
         kernels: of each its shares, for the layer that ran the graph.
+        called: of each what it is called where no row names it; empty: by its row.
+        op: of each the place of that name; -1. See :func:`with_names`.
         estimated: of each whether it is split between layers.
         regions: how many times graphs ran.
         unmatched: how many of these ran other kernels than they were compiled to.
@@ -75,13 +79,27 @@ class CompiledTime:
     """
 
     of_row: IntColumn
+    of_activity: IntColumn
+    begins: BoolColumn
     kernels: tuple[tuple[Share, ...], ...]
+    called: tuple[str, ...]
+    op: IntColumn
     estimated: tuple[bool, ...]
     regions: int
     unmatched: int
     flops: Mapping[tuple[int, bool], int]
     uncounted: frozenset[int]
     readers: Mapping[tuple[int, int], tuple[tuple[int, int] | None, ...]]
+
+    def inside(self, part: Contribution) -> IntColumn:
+        """Of each entry the kernel that it is of; -1."""
+        if part.apart is not None:
+            return np.full(len(part.row), -1)
+        found = self.of_row[part.row]
+        if part.kernel is None:
+            return found
+        replayed = self.of_activity[part.kernel]
+        return np.where(replayed >= 0, replayed, found)
 
     def notes(self) -> list[str]:
         """What the report must say."""
@@ -113,10 +131,10 @@ def read_compiled(assigned: Assigned, graphs: Mapping[int, CompiledGraph], paths
         holders[id(graph.kernels)].add(graph.holders)
     known: dict[tuple[int, int], _Known] = {}
     flops = Counter[tuple[int, bool]]()
-    rows: list[int] = []
-    kernels: list[tuple[Share, ...]] = []
+    marked = _Marked(table)
     unmatched = 0
     below = _children(table, regions)
+    replayed = _Replayed.of(assigned, regions, below)
     for region, caller in zip(regions.tolist(), callers.tolist(), strict=True):
         number, place = int(table.argument[region]), (int(table.argument[region]), caller)
         if place not in known:
@@ -126,23 +144,18 @@ def read_compiled(assigned: Assigned, graphs: Mapping[int, CompiledGraph], paths
             known[place] = _Known.of(graphs[number], _Moved.of(*block, paths, graphs[number].holders))
         here = known[place]
         children = below.get(region, [])
-        found = match([table.names[table.name[row]] for row in children], here.names)
-        if found is None:
+        rows = match([table.names[table.name[row]] for row in children], here.names)
+        activities = replayed.activities(region, here.names, with_rows=rows is None)
+        replay = match_replay(replayed.names(activities), here.names) if activities else None
+        if rows is None and replay is None:
             unmatched += 1
             continue
-        for row, kernel in zip(children, found, strict=True):
-            if kernel >= 0 and here.shares[kernel]:
-                rows.append(row)
-                kernels.append(here.shares[kernel])
+        marked.rows(children, rows or [], here)
+        marked.activities(activities, replay or [], here)
         if assigned.steps.of_row[region] >= 0:
             backward = bool(assigned.skeleton.in_backward[region])
             for layer, count in here.flops.items():
                 flops[caller if layer is None else layer, backward] += count
-    marks = np.full(len(table), INHERIT, np.int64)
-    marks[table.depth == 0] = -1
-    marks[np.array(rows, np.int64)] = np.arange(len(rows))
-    of_row = assigned.skeleton.levels.propagate(marks, -1).astype(np.int64)
-    estimated = tuple(len({share.layer for share in each}) > 1 for each in kernels)
     readers = {
         (number, caller): tuple(
             None if each is None else (caller if each[0] is None else each[0], each[1]) for each in here.readers
@@ -151,8 +164,129 @@ def read_compiled(assigned: Assigned, graphs: Mapping[int, CompiledGraph], paths
     }
     uncounted = {caller if layer is None else layer for (_, caller), here in known.items() for layer in here.uncounted}
     return CompiledTime(
-        of_row, tuple(kernels), estimated, len(regions), unmatched, flops, frozenset(uncounted), readers
+        marked.of_row(assigned),
+        marked.of_activity,
+        marked.begins,
+        tuple(marked.kernels),
+        tuple(marked.called),
+        np.full(len(marked.called), -1),
+        tuple(len({share.layer for share in each}) > 1 for each in marked.kernels),
+        len(regions),
+        unmatched,
+        flops,
+        frozenset(uncounted),
+        readers,
     )
+
+
+class _Marked:
+    """The kernels that ran, and which rows and activities of the device are of which."""
+
+    def __init__(self, table: EventTable) -> None:
+        self._table = table
+        count = 0 if table.kernels is None else len(table.kernels.name)
+        self._rows: list[int] = []
+        self._places: list[int] = []
+        self.kernels: list[tuple[Share, ...]] = []
+        self.called: list[str] = []
+        self.of_activity = np.full(count, -1)
+        self.begins = np.zeros(count, bool)
+
+    def rows(self, rows: Sequence[int], found: Sequence[int], known: _Known) -> None:
+        """These rows of one run are these kernels; -1: none."""
+        for row, kernel in zip(rows, found, strict=bool(found)):
+            if kernel >= 0 and known.shares[kernel]:
+                self._rows.append(row)
+                self._places.append(self._kernel(known.shares[kernel], ""))
+
+    def activities(self, activities: Sequence[int], found: Sequence[tuple[int, ...]], known: _Known) -> None:
+        """These activities of one run are these kernels, or one of them."""
+        places: dict[tuple[int, ...], int] = {}
+        for activity, candidates in zip(activities, found, strict=bool(found)):
+            shares = known.shares_of_one_of(candidates)
+            if not shares:
+                continue
+            if candidates not in places:
+                places[candidates] = self._kernel(shares, row_name(known.names[candidates[0]]))
+                self.begins[activity] = True
+            self.of_activity[activity] = places[candidates]
+
+    def _kernel(self, shares: tuple[Share, ...], called: str) -> int:
+        self.kernels.append(shares)
+        self.called.append(called)
+        return len(self.kernels) - 1
+
+    def of_row(self, assigned: Assigned) -> IntColumn:
+        """Of each row of the trace the kernel that it is or lies in."""
+        marks = np.full(len(self._table), INHERIT, np.int64)
+        marks[self._table.depth == 0] = -1
+        marks[np.array(self._rows, np.int64)] = self._places
+        return assigned.skeleton.levels.propagate(marks, -1).astype(np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class _Replayed:
+    """What a device did for the graphs that ran.
+
+    Attributes:
+        below: of each run its rows.
+        by_row: of the row of a run, or a row directly below one, the activities launched there, in order of start.
+    """
+
+    table: EventTable
+    below: Mapping[int, Sequence[int]]
+    by_row: Mapping[int, Sequence[int]]
+
+    @classmethod
+    def of(cls, assigned: Assigned, regions: IntColumn, below: Mapping[int, Sequence[int]]) -> _Replayed:
+        table = assigned.skeleton.table
+        found: dict[int, list[int]] = defaultdict(list)
+        if table.kernels is not None:
+            marks = np.full(len(table), INHERIT, np.int64)
+            marks[table.depth == 0] = -1
+            tops = np.array([*regions.tolist(), *(row for rows in below.values() for row in rows)], np.int64)
+            marks[tops] = tops
+            top = assigned.skeleton.levels.propagate(marks, -1).astype(np.int64)
+            communicates = np.array([bool(COLLECTIVE_KERNEL.search(name)) for name in table.kernels.names], bool)
+            wanted = (table.kernels.row >= 0) & ~communicates[table.kernels.name]
+            for activity in np.flatnonzero(wanted).tolist():
+                row = int(top[table.kernels.row[activity]])
+                if row >= 0:
+                    found[row].append(activity)
+        return cls(table, below, found)
+
+    def activities(self, region: int, kernels: Sequence[str], *, with_rows: bool) -> list[int]:
+        """What a run launched under no operation: a CUDA graph's replay.
+
+        Args:
+            with_rows: what its operations launched, too: a graph that is replayed in parts runs others between them.
+        """
+        found = list(self.by_row.get(region, ()))
+        if found and with_rows:
+            for row in self.below.get(region, ()):
+                name = self.table.names[self.table.name[row]]
+                if any(is_of(name, kernel) for kernel in kernels):
+                    found += self.by_row.get(row, ())
+        return sorted(found)
+
+    def names(self, activities: Sequence[int]) -> list[str]:
+        """What the device calls these."""
+        kernels = self.table.kernels
+        return [] if kernels is None else [kernels.names[kernels.name[each]] for each in activities]
+
+
+def with_names(compiled: CompiledTime, names: tuple[str, ...]) -> tuple[CompiledTime, tuple[str, ...]]:
+    """``compiled`` with the places of what no row names among ``names``, and these with what they lack."""
+    known = list(names)
+    place: dict[str, int] = {}
+    for number, name in enumerate(known):
+        place.setdefault(name, number)
+    for name in compiled.called:
+        if name and name not in place:
+            place[name] = len(known)
+            known.append(name)
+    op = np.array([place[name] if name else -1 for name in compiled.called], np.int64)
+    return replace(compiled, op=op), tuple(known)
 
 
 def with_optimizers(assigned: Assigned, graphs: Mapping[int, CompiledGraph]) -> Assigned:
@@ -178,6 +312,7 @@ class _Known:
 
     names: tuple[str, ...]
     shares: tuple[tuple[Share, ...], ...]
+    work: tuple[int, ...]  # floating-point operations of each kernel; 0 where nobody knows
     flops: Mapping[int | None, int]
     uncounted: frozenset[int | None]
     readers: tuple[tuple[int | None, int] | None, ...]  # of each input the layer and line that read it first
@@ -195,10 +330,27 @@ class _Known:
                 shares_of(nodes, _computed(nodes, kernel, names), moved, computing=kernel.startswith("cpp_"))
                 for kernel, names in graph.kernels
             ),
+            tuple(
+                sum(nodes.by_name[name].flops for name in _computed(nodes, kernel, names) if name in nodes.by_name)
+                for kernel, names in graph.kernels
+            ),
             flops,
             frozenset(moved.layer(node.layer) for node in graph.nodes.values() if not graph.sized),
             tuple(_reader(nodes, name, moved) for name in graph.inputs),
         )
+
+    def shares_of_one_of(self, kernels: Sequence[int]) -> tuple[Share, ...]:
+        """The parts of what is one of these kernels: all of theirs, by the work of each where it is known."""
+        if len(kernels) == 1:
+            return self.shares[kernels[0]]
+        work = [self.work[kernel] for kernel in kernels]
+        found: list[Share] = []
+        for kernel, mine in zip(kernels, work if all(work) else [1] * len(kernels), strict=True):
+            whole = sum(share.weight for share in self.shares[kernel])
+            found += [
+                replace(share, weight=mine * _SCALE * share.weight // max(whole, 1)) for share in self.shares[kernel]
+            ]
+        return tuple(found)
 
 
 def _reader(nodes: _Nodes, name: str, moved: _Moved) -> tuple[int | None, int] | None:
@@ -215,7 +367,7 @@ def give_to_origins(assigned: Assigned, parts: Sequence[Contribution], compiled:
     """``parts`` with what compiled kernels take at the layers and lines that they were made of."""
     found: list[Contribution] = []
     for part in parts:
-        inside = np.full(len(part.row), -1) if part.apart is not None else compiled.of_row[part.row]
+        inside = compiled.inside(part)
         found.append(part.only(np.flatnonzero(inside < 0)))
         places = np.flatnonzero(inside >= 0)
         if len(places):
@@ -225,7 +377,7 @@ def give_to_origins(assigned: Assigned, parts: Sequence[Contribution], compiled:
 
 def _given(assigned: Assigned, part: Contribution, kernels: IntColumn, compiled: CompiledTime) -> Contribution:
     """Each entry in as many pieces as its kernel has shares."""
-    entry, ns, layer, line, again = (list[int]() for _ in range(5))
+    entry, ns, layer, line, kind = (list[int]() for _ in range(5))
     owner, category = assigned.rows.owner[part.row], assigned.rows.category[part.row]
     for place, kernel in enumerate(kernels.tolist()):
         shares = compiled.kernels[kernel]
@@ -234,20 +386,25 @@ def _given(assigned: Assigned, part: Contribution, kernels: IntColumn, compiled:
             ns.append(piece)
             layer.append(int(owner[place]) if share.layer is None else share.layer)
             line.append(share.line)
-            again.append(share.again)
+            kind.append(share.spent)
     pieces = part.only(np.array(entry, np.int64))
     layers = np.array(layer, np.int64)
     spent = category[entry]
     # Outside of every module nodes have no owner, and forward is between the phases: here both are known.
     spent[(spent == Category.UNATTRIBUTED) & (layers >= 0)] = Category.LAYER
     spent[(spent == Category.OTHER) & (layers >= 0)] = Category.FORWARD
-    spent[(spent == Category.LAYER) & np.array(again, bool)] = Category.RECOMPUTE
+    spent = np.where(spent == Category.LAYER, np.array(kind, np.int8), spent)
     first = np.diff(np.array(entry), prepend=-1) != 0  # it is one call, not one for each layer
     estimated = np.array(compiled.estimated, bool)[kernels[entry]]
+    op = compiled.op[kernels[entry]]
+    calls = pieces.calls
+    if pieces.kernel is not None:  # what has no row of its own was called where it began
+        calls = np.maximum(calls, compiled.begins[pieces.kernel])
     return replace(
         pieces,
+        op=np.where(op >= 0, op, pieces.op),
         ns=np.array(ns, np.int64),
-        calls=np.where(first, pieces.calls, 0),
+        calls=np.where(first, calls, 0),
         given=Given(spent, layers, np.array(line, np.int64), estimated),
     )
 
@@ -324,9 +481,9 @@ def shares_of(nodes: _Nodes, names: Sequence[str], moved: _Moved, *, computing: 
     """
     known = {name: node for name in names if (node := nodes.by_name.get(name)) and (node.layer >= 0 or node.line >= 0)}
     made = {name: node for name, node in known.items() if not node.is_view}
-    parts: dict[tuple[int | None, bool], list[str]] = defaultdict(list)
+    parts: dict[tuple[int | None, Category], list[str]] = defaultdict(list)
     for name, node in (made or known).items():  # of views alone: what is copied for them
-        parts[moved.layer(node.layer), node.forward].append(name)
+        parts[moved.layer(node.layer), _spent(node)].append(name)
     moves = {part: nodes.weight(names, computing=computing) for part, names in parts.items()}
     if not any(moves.values()):
         moves = dict.fromkeys(moves, 1)
@@ -340,11 +497,17 @@ def shares_of(nodes: _Nodes, names: Sequence[str], moved: _Moved, *, computing: 
     return tuple(shares)
 
 
+def _spent(node: FusedNode) -> Category:
+    if node.forward:
+        return Category.RECOMPUTE
+    return Category.GRADIENT_SUM if node.is_sum else Category.LAYER
+
+
 def _computed(nodes: _Nodes, kernel: str, names: Sequence[str]) -> Sequence[str]:
     """The nodes that a kernel computes: of an operation of torch's own that one, whatever else Inductor names."""
-    if kernel.startswith(_GENERATED):
+    if kernel.startswith(GENERATED):
         return names
-    mine = [name for name in names if name in nodes.by_name and _is(f"::{nodes.by_name[name].op}", kernel)]
+    mine = [name for name in names if name in nodes.by_name and is_of(f"::{nodes.by_name[name].op}", kernel)]
     return mine or names
 
 
@@ -449,37 +612,6 @@ def _split(whole: int, shares: Sequence[tuple[_T, int]]) -> list[tuple[_T, int]]
 # --------------------------------------------------------------------------------------------------------------------
 # The kernels of a run
 # --------------------------------------------------------------------------------------------------------------------
-
-
-def match(rows: Sequence[str], kernels: Sequence[str]) -> list[int] | None:
-    """Of each row the kernel that it is, -1 for none; None where they do not fit.
-
-    Kernels run in the order of the code. Those that Inductor has generated must all be there, and no others; of torch's
-    own operations some write no row, and others come from the code around kernels.
-    """
-    found: list[int] = []
-    next_one = 0
-    for row in rows:
-        place = next_one
-        while place < len(kernels) and not _is(row, kernels[place]) and not kernels[place].startswith(_GENERATED):
-            place += 1
-        if place < len(kernels) and _is(row, kernels[place]):
-            found.append(place)
-            next_one = place + 1
-        elif row.startswith(_GENERATED):
-            return None
-        else:
-            found.append(-1)
-    return None if any(kernel.startswith(_GENERATED) for kernel in kernels[next_one:]) else found
-
-
-def _is(row: str, kernel: str) -> bool:
-    if kernel.startswith(_GENERATED):
-        return row == kernel
-    # extern_kernels.mm, torch.ops.aten.mm.default and aten.mm are the row aten::mm.
-    _, _, name = row.rpartition("::")
-    parts = [part.removeprefix("bias_") for part in kernel.split(".")]
-    return name in parts[-2:] if len(parts) > 1 else name == kernel
 
 
 def _children(table: EventTable, regions: IntColumn) -> dict[int, list[int]]:

@@ -10,7 +10,7 @@ import numpy as np
 
 from gradscope.attribute.align_steps import Assigned
 from gradscope.attribute.buckets import bucket_rows, give_to_layers, sent_buckets
-from gradscope.attribute.compiled import estimated_ns, give_to_origins, read_compiled, with_optimizers
+from gradscope.attribute.compiled import estimated_ns, give_to_origins, read_compiled, with_names, with_optimizers
 from gradscope.attribute.cost_table import (
     PYTHON,
     Cells,
@@ -136,6 +136,7 @@ def build_result(
     parts = give_to_layers(assigned, sent, parts, names)
     compiled = read_compiled(assigned, graphs or {}, [info.path for info in modules])
     if compiled is not None:
+        compiled, names = with_names(compiled, names)
         parts = give_to_origins(assigned, parts, compiled)
     cells = make_cells(assigned, parts, names)
     wall_ns = assigned.steps.wall_ns if device is None else device.steps_ns(assigned.steps)

@@ -219,7 +219,7 @@ def _noted(graph: Any, before: int, earlier: Mapping[str, NodeNote]) -> GraphNot
     nodes = {node.name: _with_origin(node, _node(node), earlier, left) for node in graph.graph.nodes}
     return GraphNote(
         kernels=tuple((name, names) for order, name, names in kernels if order > before),  # as in the generated code
-        nodes=nodes,
+        nodes=_with_readers(nodes),
         inputs=tuple(node.name for node in graph.graph.nodes if node.op == "placeholder"),
         is_optimizer=_is_optimizer(nodes.values()),
         sizes=tuple(
@@ -255,7 +255,27 @@ def _node(node: Any) -> NodeNote:
         op=getattr(getattr(node.target, "overloadpacket", node.target), "__name__", ""),
         inputs=tuple(each.name for each in node.all_input_nodes),
         sequence=meta.get("seq_nr", -1),
+        is_sum=bool(meta.get("is_gradient_acc")),
     )
+
+
+def _with_readers(nodes: Mapping[str, NodeNote]) -> dict[str, NodeNote]:
+    """``nodes`` with sums of gradients where what reads each is from: the engine makes them in no module.
+
+    Torch leaves them the line of whatever ran before. As in eager the sum is of the node that waits for it.
+    """
+    found = dict(nodes)
+    readers: dict[str, NodeNote] = {}
+    for name in reversed(tuple(nodes)):  # what reads a node comes behind it
+        node = nodes[name]
+        if node.is_sum:
+            reader = readers.get(name)
+            node = found[name] = replace(
+                node, modules=reader.modules if reader else (), frames=reader.frames if reader else ()
+            )
+        if node.op and not node.forward:
+            readers.update(dict.fromkeys(node.inputs, node))  # of several the first: it comes last here
+    return found
 
 
 def _with_origin(node: Any, note: NodeNote, earlier: Mapping[str, NodeNote], left: Collection[str]) -> NodeNote:

@@ -194,6 +194,7 @@ class CompiledNode:
     Attributes:
         forward: it is of forward; in a graph of backward it is computed again.
         is_view: it computes nothing.
+        is_sum: of gradients, which the engine adds up.
         bytes: of what it makes.
         inputs: names of the nodes that it reads.
         flops: by torch's own formulas.
@@ -208,6 +209,7 @@ class CompiledNode:
     flops: int = 0
     op: str = ""
     sequence: int = -1
+    is_sum: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

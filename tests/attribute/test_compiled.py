@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from gradscope.attribute.align_steps import assign
-from gradscope.attribute.compiled import match
+from gradscope.attribute.kernel_order import match, match_replay
 from gradscope.attribute.result import Attribution, build_result
 from gradscope.attribute.rows import read_skeleton
 from gradscope.tables import CompiledGraph, EventTable, FusedNode, KernelTable, LineInfo, ModuleInfo, RowKind
@@ -54,14 +54,17 @@ def run(
 
 
 def launched(table: EventTable, on_device: dict[str, tuple[int, int]]) -> KernelTable:
-    """Kernels in order of start, each called ``k_`` and what its row is called."""
+    """Kernels in order of start, each called ``k_`` and what its row is called.
+
+    One that no row is called like is called like that itself, and launched by the run of the graph, as in a replay.
+    """
     names = sorted(on_device, key=lambda name: on_device[name])
-    row = [int(np.flatnonzero(table.name == table.names.index(name))[0]) for name in names]
+    called = [name if name in table.names else GRAPH for name in names]
+    row = [int(np.flatnonzero(table.name == table.names.index(name))[0]) for name in called]
     start, end = np.array([on_device[name] for name in names], np.int64).T
     nothing = np.zeros(len(names), np.int64)
-    return KernelTable(
-        tuple(f"k_{name}" for name in names), np.arange(len(names)), start, end, nothing, nothing, np.array(row)
-    )
+    shown = tuple(f"k_{name}" if name in table.names else name for name in names)
+    return KernelTable(shown, np.arange(len(names)), start, end, nothing, nothing, np.array(row))
 
 
 def backward(start: int, sequence: int, *kernels: tuple[str, int], number: int = 0) -> list[Row]:
@@ -261,3 +264,88 @@ def test_a_layer_that_blocks_share_stays_where_it_is() -> None:
         calls=((ROOT, 0, 9), (A, 100, 109), (B, 200, 209)),
     )
     assert layers(found) == {"": 11, "a.x": 30, "b.x": 40}
+
+
+GEMM, SPLIT, FILL = "sm90_xmma_gemm_f32f32_tn", "void cublasLt::splitKreduce_kernel<32, 16>", "Memset (Unknown)"
+FLASH, COPY = "fmha_cutlassB_f32_aligned_64x64_k64_sm80", "void at::native::elementwise_kernel<128, 2>"
+ATTENTION = "torch.ops.aten._scaled_dot_product_efficient_attention_backward.default"
+ONE, TWO = "triton_poi_fused_1", "triton_red_fused_2"
+
+
+@pytest.mark.parametrize(
+    ("activities", "kernels", "found"),
+    [
+        ([ONE, GEMM, TWO], [ONE, MM, TWO], [(0,), (1,), (2,)]),
+        ([ONE, TWO], [ONE, MM, TWO], [(0,), (2,)]),  # cut off by a trace that began behind it, say
+        ([TWO, ONE], [ONE, TWO], None),
+        ([ONE], [ONE, TWO], None),
+        ([GEMM], [MM, TWO], None),
+        ([COPY, ONE], [ONE], [(), (0,)]),  # nothing of the code
+        # All that lies between two kernels is of the one operation that is there, whatever it is called.
+        ([ONE, COPY, FILL, FLASH, TWO], [ONE, ATTENTION, TWO], [(0,), (1,), (1,), (1,), (2,)]),
+        # Of two products' each has one; the sum of its parts is of the one before, the workspace of the one behind.
+        ([GEMM, FILL, GEMM, SPLIT, ONE], [MM, MM, ONE], [(0,), (1,), (1,), (1,), (2,)]),
+        ([GEMM, SPLIT, GEMM, SPLIT], [MM, MM], [(0,), (0,), (1,), (1,)]),
+        # What nothing is known of is of the operation that is no product.
+        ([GEMM, COPY, FLASH, ONE], [MM, ATTENTION, ONE], [(0,), (1,), (1,), (2,)]),
+        ([GEMM, COPY, GEMM], [MM, "aten.index_put", MM], [(0,), (1,), (2,)]),
+        # Three kernels of two products: it may be either.
+        ([GEMM, GEMM, GEMM], [MM, MM], [(0, 1), (0, 1), (0, 1)]),
+        ([GEMM, COPY, GEMM], [MM, MM], [(0,), (0, 1), (1,)]),
+    ],
+)
+def test_whose_a_replayed_activity_is(
+    activities: list[str], kernels: list[str], found: list[tuple[int, ...]] | None
+) -> None:
+    assert match_replay(activities, kernels) == found
+
+
+def test_many_operations_between_two_kernels_take_no_time_to_tell_apart() -> None:
+    convolutions = ["extern_kernels.convolution"] * 40
+    found = match_replay(["cudnn_fprop"] * 80, convolutions)
+    assert found is not None and found[0] == tuple(range(40))
+
+
+def test_a_cuda_graphs_kernels_are_of_the_layers_that_they_compute() -> None:
+    """It is replayed without rows: what launching took stays with the graph."""
+    nodes = {"x": fused(-1, size=8), "p": fused(A, "x", size=4), "q": fused(B, "p", size=24), "m": fused(A, "q")}
+    graphs = {0: graph(nodes, triton_1="p q", **{MM: "m"})}
+    ran = {"triton_1": (1500, 1900), "gemm": (1900, 2000), "splitKreduce": (2000, 2010)}
+    found = run(graphs, *backward(1000, 5, ("cudaGraphLaunch", 40)), on_device=ran)
+    assert layers(found, "device_ns") == {"a": 120 + 110, "b": 280}
+    assert layers(found, "estimated_ns") == {"a": 120, "b": 280}
+    assert layers(found, "launch_ns") == {"": 40}
+    assert found.notes == ()
+    ops = {(row.layer, row.name): (row.self_ns, row.calls) for row in found.ops if row.layer}
+    assert ops == {("a", "triton_1"): (120, 1), ("b", "triton_1"): (280, 0), ("a", "aten::mm"): (110, 1)}
+    kernels = {(row.layer, row.op, row.name): (row.device_ns, row.calls) for row in found.kernels}
+    assert kernels == {
+        ("a", "triton_1", "triton_1"): (120, 1),
+        ("b", "triton_1", "triton_1"): (280, 0),
+        ("a", "aten::mm", "gemm"): (100, 1),
+        ("a", "aten::mm", "splitKreduce"): (10, 1),
+    }
+
+
+def test_a_cuda_graph_in_parts_has_rows_between_them() -> None:
+    """A random number that is drawn outside of the replay: its row is no replay's, and what it launches is in order."""
+    nodes = {"x": fused(-1), "p": fused(A, "x"), "r": fused(B, "x", op="random"), "q": fused(AX, "r")}
+    graphs = {0: graph(nodes, triton_1="p", **{"aten.random": "r"}, triton_2="q")}
+    ran = {"triton_1": (1500, 1600), "aten::random": (1600, 1650), "triton_2": (1650, 1700)}
+    found = run(graphs, *backward(1000, 5, ("aten::random", 40)), on_device=ran)
+    assert layers(found, "device_ns") == {"a": 100, "a.x": 50, "b": 50}
+
+
+def test_a_replay_of_other_kernels_is_one_row() -> None:
+    nodes = {"x": fused(-1), "p": fused(A, "x")}
+    found = run({0: graph(nodes, triton_1="p")}, *backward(1000, 5), on_device={"triton_2": (1500, 1600)})
+    assert layers(found, "device_ns") == {"": 100}
+    assert any("1 of 1 runs of compiled graphs ran other kernels" in note for note in found.notes)
+
+
+def test_a_sum_of_gradients_is_one() -> None:
+    """As in eager, where the engine adds up what comes from several sides."""
+    nodes = {"x": fused(-1), "s": fused(A, "x", is_sum=True, op="add"), "q": fused(A, "s", size=12)}
+    found = run({0: graph(nodes, cpp_1="s q")}, *backward(1000, 5, ("cpp_1", 240)))
+    assert (layers(found, "gradient_sum_ns"), layers(found)) == ({"a": 80}, {"a": 160})
+    assert found.ledger.gradient_sum_ns == 80

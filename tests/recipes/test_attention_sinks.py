@@ -60,7 +60,8 @@ def by_hand(
     repeats = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(repeats, 1), v.repeat_interleave(repeats, 1)
     scores = q @ k.mT * (q.shape[-1] ** -0.5 if scale is None else scale)
-    i, j = torch.arange(q.shape[2])[:, None], torch.arange(k.shape[2])
+    i, j = (torch.arange(each.shape[2], device=q.device) for each in (q, k))
+    i = i[:, None]
     if softcap is not None:
         scores = softcap * torch.tanh(scores / softcap)
     if bias is not None:

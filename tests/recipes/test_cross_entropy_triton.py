@@ -38,8 +38,11 @@ def test_as_accurate_as_torch(
         ours = gradient(lambda x: cross_entropy(x, target, weight, **options), logits)
     torchs = gradient(lambda x: functional.cross_entropy(x, target, weight, **options), logits)
     truth = gradient(lambda x: functional.cross_entropy(x, target, weight.double(), **options), logits.double())
+    # At the target nearly all of the row's weight may be taken off a share of nearly 1: of that size a rounding is.
+    rows = target.numel() - (target == -100).sum() if reduction == "mean" else 1
+    cancelling = {"loss": 0.0, "gradient": (weight.max() / weight.min() / rows).clamp(max=1.1).item()}
     for what, *three in zip(("loss", "gradient"), ours, torchs, truth, strict=True):
-        assert_as_accurate(*three, what)
+        assert_as_accurate(*three, what, inner=cancelling[what])
 
 
 @pytest.mark.parametrize("classes", [5, 4097, 9000])  # less than a block, two blocks of which one is nearly empty

@@ -34,8 +34,8 @@ def at_kernels(
             owner[row] = share.layer
             if category[row] in {Category.UNATTRIBUTED, Category.OTHER}:
                 category[row] = Category.LAYER if assigned.skeleton.in_backward[row] else Category.FORWARD
-        if share.again and category[row] == Category.LAYER:
-            category[row] = Category.RECOMPUTE
+        if category[row] == Category.LAYER:
+            category[row] = share.spent
     moved = replace(trace, assigned=replace(assigned, rows=Rows(category, owner), line=line))
     return moved, replace(events, row=_rows_of_kernels(trace, events, kernel))
 
