@@ -22,7 +22,8 @@ import torch
 from _common import ROOT, Result, finish, parser, print_table
 from torch import fx
 
-from gradscope.attribute import compiled
+from gradscope.attribute.compiled.blocks import Moved
+from gradscope.attribute.compiled.fused import Nodes, shares_of
 from gradscope.compat import GraphWatch, inductor, watching_graphs
 from gradscope.tables import CompiledGraph, FusedNode, GraphNote
 from gradscope.workload import load_target
@@ -103,7 +104,7 @@ def fused_kernels(graph: fx.GraphModule, note: GraphNote) -> list[tuple[dict[Any
         )
         for name, node in note.nodes.items()
     }
-    known = compiled._Nodes.of(CompiledGraph(note.kernels, nodes))
+    known = Nodes.of(CompiledGraph(note.kernels, nodes))
     found = []
     for kernel, names in note.kernels:
         if not kernel.startswith("cpp_"):
@@ -116,7 +117,7 @@ def fused_kernels(graph: fx.GraphModule, note: GraphNote) -> list[tuple[dict[Any
         if len(groups) < 2:
             continue
         shares: dict[int | None, int] = defaultdict(int)
-        for share in compiled.shares_of(known, names, compiled._Moved(None)):
+        for share in shares_of(known, names, Moved(None)):
             shares[share.layer] += share.weight
         try:
             alone: dict[Any, float] = {layer: seconds_alone(graph, mine) for layer, mine in groups.items()}

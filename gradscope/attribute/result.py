@@ -10,7 +10,8 @@ import numpy as np
 
 from gradscope.attribute.align_steps import Assigned
 from gradscope.attribute.buckets import bucket_rows, give_to_layers, sent_buckets
-from gradscope.attribute.compiled import estimated_ns, give_to_origins, read_compiled, with_names, with_optimizers
+from gradscope.attribute.compiled.give import estimated_ns, give_to_origins, with_names
+from gradscope.attribute.compiled.read import read_compiled, with_optimizers
 from gradscope.attribute.cost_table import (
     PYTHON,
     Cells,

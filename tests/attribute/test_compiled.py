@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from gradscope.attribute.align_steps import assign
-from gradscope.attribute.kernel_order import match, match_replay
+from gradscope.attribute.compiled.order import match, match_replay
 from gradscope.attribute.result import Attribution, build_result
 from gradscope.attribute.rows import read_skeleton
 from gradscope.tables import CompiledGraph, EventTable, FusedNode, KernelTable, LineInfo, ModuleInfo, RowKind

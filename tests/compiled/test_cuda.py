@@ -23,7 +23,7 @@ pytestmark = [
 ]
 
 WIDTH, LENGTH, BATCH, WORDS, STEPS = 512, 256, 16, 2048, 5
-PRODUCT = re.compile("gemm|cutlass|nvjet|triton_tem")
+PRODUCT = re.compile("gemm|cutlass|nvjet")
 
 
 class Block(nn.Module):
@@ -65,7 +65,6 @@ WAYS: dict[str, Callable[[Model], Any]] = {
     "whole": torch.compile,
     "regional": regional,
     "CUDA graphs": lambda model: torch.compile(model, mode="reduce-overhead"),
-    "tuned": lambda model: torch.compile(model, mode="max-autotune-no-cudagraphs"),
 }
 
 

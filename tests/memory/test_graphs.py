@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from gradscope.attribute.align_steps import assign
-from gradscope.attribute.compiled import CompiledTime, read_compiled
+from gradscope.attribute.compiled.read import CompiledTime, read_compiled
 from gradscope.attribute.memory.classify import SavedStorage
 from gradscope.attribute.memory.event_owners import MemoryTrace
 from gradscope.attribute.memory.graphs import at_kernels, at_reader

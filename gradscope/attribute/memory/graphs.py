@@ -11,7 +11,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from gradscope.attribute.compiled import CompiledTime, Share
+from gradscope.attribute.compiled.fused import Share
+from gradscope.attribute.compiled.read import CompiledTime
 from gradscope.attribute.memory.classify import SavedStorage
 from gradscope.attribute.memory.event_owners import MemoryTrace
 from gradscope.attribute.nodes import nearest

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from gradscope.attribute.compiled import read_compiled
+from gradscope.attribute.compiled.read import read_compiled
 from gradscope.attribute.memory.blocks import Blocks, build_blocks, events_of
 from gradscope.attribute.memory.classify import Classified, SavedStorage, classify, needed_until, saved_storages
 from gradscope.attribute.memory.event_owners import MemoryTrace, read_places

@@ -1,0 +1,268 @@
+"""Whose the time of compiled code is: Inductor tells of which nodes each kernel is made, and of which layers these are.
+
+A graph writes a row when it runs, with its kernels below it in the order of the generated code, or a device replays
+them. A kernel that computes nodes of one layer is that layer's; what several layers were fused into is split between
+them, and counted as an estimate.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from gradscope.attribute.align_steps import Assigned
+from gradscope.attribute.compiled.blocks import Moved, bases_of, block_of
+from gradscope.attribute.compiled.fused import SCALE, Nodes, Share, computed_by, shares_of
+from gradscope.attribute.compiled.order import match, match_replay, row_name
+from gradscope.attribute.compiled.replays import Replayed, rows_below
+from gradscope.attribute.cost_table import Contribution
+from gradscope.attribute.nodes import OUTSIDE
+from gradscope.attribute.rows import INHERIT, BoolColumn, Category, Rows
+from gradscope.attribute.survey import NO_LINE
+from gradscope.tables import CompiledGraph, EventTable, IntColumn, RowKind
+
+_LAST = sys.maxsize
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledTime:
+    """What is known of the graphs that ran.
+
+    Attributes:
+        of_row: for each row of the trace the kernel that it is or lies in, an index into ``kernels``; -1.
+        of_activity: for each of the device's activities, where a CUDA graph replays kernels without rows; else -1.
+        begins: those of these activities that are the first of their kernel.
+        kernels: of each its shares, for the layer that ran the graph.
+        called: of each what it is called where no row names it; empty: by its row.
+        op: of each the place of that name; -1. See :func:`with_names`.
+        estimated: of each whether it is split between layers.
+        regions: how many times graphs ran.
+        unmatched: how many of these ran other kernels than they were compiled to.
+        flops: of the measured steps, by layer and whether in backward.
+        uncounted: layers of graphs that ran with other sizes than those that are known.
+        readers: of a run, by its number and the layer that ran it, the layer and line that read each of its inputs:
+            of several the first in forward; None where nothing does.
+    """
+
+    of_row: IntColumn
+    of_activity: IntColumn
+    begins: BoolColumn
+    kernels: tuple[tuple[Share, ...], ...]
+    called: tuple[str, ...]
+    op: IntColumn
+    estimated: tuple[bool, ...]
+    regions: int
+    unmatched: int
+    flops: Mapping[tuple[int, bool], int]
+    uncounted: frozenset[int]
+    readers: Mapping[tuple[int, int], tuple[tuple[int, int] | None, ...]]
+
+    def inside(self, part: Contribution) -> IntColumn:
+        """Of each entry the kernel that it is of; -1."""
+        if part.apart is not None:
+            return np.full(len(part.row), -1)
+        found = self.of_row[part.row]
+        if part.kernel is None:
+            return found
+        replayed = self.of_activity[part.kernel]
+        return np.where(replayed >= 0, replayed, found)
+
+    def notes(self) -> list[str]:
+        """What the report must say."""
+        if not self.unmatched:
+            return []
+        return [
+            f"{self.unmatched} of {self.regions} runs of compiled graphs ran other kernels than they were compiled to: "
+            "their time stays with the layer that called them"
+        ]
+
+
+def read_compiled(assigned: Assigned, graphs: Mapping[int, CompiledGraph], paths: Sequence[str]) -> CompiledTime | None:
+    """Find the kernels of the graphs that ran; None where none did.
+
+    Args:
+        graphs: by number.
+        paths: of each layer.
+    """
+    table = assigned.skeleton.table
+    regions = np.flatnonzero(table.kind == RowKind.GRAPH)
+    regions = regions[np.isin(table.argument[regions], list(graphs))]
+    if not len(regions):
+        return None
+    callers = assigned.rows.owner[regions]
+    bases = bases_of(graphs, table.argument[regions], callers, paths)
+    # Several: blocks share the graph. Of one alone they say nothing: a parametrization's layer holds no weight itself.
+    holders: dict[int, set[frozenset[int]]] = defaultdict(set)
+    for graph in graphs.values():
+        holders[id(graph.kernels)].add(graph.holders)
+    known: dict[tuple[int, int], _Known] = {}
+    flops = Counter[tuple[int, bool]]()
+    marked = _Marked(table)
+    unmatched = 0
+    below = rows_below(table, regions)
+    replayed = Replayed.of(assigned, regions, below)
+    for region, caller in zip(regions.tolist(), callers.tolist(), strict=True):
+        number, place = int(table.argument[region]), (int(table.argument[region]), caller)
+        if place not in known:
+            block = bases.get(number, caller), caller
+            if len(holders[id(graphs[number].kernels)]) > 1:
+                block = block_of(graphs[number], *block, paths)
+            known[place] = _Known.of(graphs[number], Moved.of(*block, paths, graphs[number].holders))
+        here = known[place]
+        children = below.get(region, [])
+        rows = match([table.names[table.name[row]] for row in children], here.names)
+        activities = replayed.activities(region, here.names, with_rows=rows is None)
+        replay = match_replay(replayed.names(activities), here.names) if activities else None
+        if rows is None and replay is None:
+            unmatched += 1
+            continue
+        marked.rows(children, rows or [], here)
+        marked.activities(activities, replay or [], here)
+        if assigned.steps.of_row[region] >= 0:
+            backward = bool(assigned.skeleton.in_backward[region])
+            for layer, count in here.flops.items():
+                flops[caller if layer is None else layer, backward] += count
+    readers = {
+        (number, caller): tuple(
+            None if each is None else (caller if each[0] is None else each[0], each[1]) for each in here.readers
+        )
+        for (number, caller), here in known.items()
+    }
+    uncounted = {caller if layer is None else layer for (_, caller), here in known.items() for layer in here.uncounted}
+    return CompiledTime(
+        marked.of_row(assigned),
+        marked.of_activity,
+        marked.begins,
+        tuple(marked.kernels),
+        tuple(marked.called),
+        np.full(len(marked.called), -1),
+        tuple(len({share.layer for share in each}) > 1 for each in marked.kernels),
+        len(regions),
+        unmatched,
+        flops,
+        frozenset(uncounted),
+        readers,
+    )
+
+
+class _Marked:
+    """The kernels that ran, and which rows and activities of the device are of which."""
+
+    def __init__(self, table: EventTable) -> None:
+        self._table = table
+        count = 0 if table.kernels is None else len(table.kernels.name)
+        self._rows: list[int] = []
+        self._places: list[int] = []
+        self.kernels: list[tuple[Share, ...]] = []
+        self.called: list[str] = []
+        self.of_activity = np.full(count, -1)
+        self.begins = np.zeros(count, bool)
+
+    def rows(self, rows: Sequence[int], found: Sequence[int], known: _Known) -> None:
+        """These rows of one run are these kernels; -1: none."""
+        for row, kernel in zip(rows, found, strict=bool(found)):
+            if kernel >= 0 and known.shares[kernel]:
+                self._rows.append(row)
+                self._places.append(self._kernel(known.shares[kernel], ""))
+
+    def activities(self, activities: Sequence[int], found: Sequence[tuple[int, ...]], known: _Known) -> None:
+        """These activities of one run are these kernels, or one of them."""
+        places: dict[tuple[int, ...], int] = {}
+        for activity, candidates in zip(activities, found, strict=bool(found)):
+            shares = known.shares_of_one_of(candidates)
+            if not shares:
+                continue
+            if candidates not in places:
+                places[candidates] = self._kernel(shares, row_name(known.names[candidates[0]]))
+                self.begins[activity] = True
+            self.of_activity[activity] = places[candidates]
+
+    def _kernel(self, shares: tuple[Share, ...], called: str) -> int:
+        self.kernels.append(shares)
+        self.called.append(called)
+        return len(self.kernels) - 1
+
+    def of_row(self, assigned: Assigned) -> IntColumn:
+        """Of each row of the trace the kernel that it is or lies in."""
+        marks = np.full(len(self._table), INHERIT, np.int64)
+        marks[self._table.depth == 0] = -1
+        marks[np.array(self._rows, np.int64)] = self._places
+        return assigned.skeleton.levels.propagate(marks, -1).astype(np.int64)
+
+
+def with_optimizers(assigned: Assigned, graphs: Mapping[int, CompiledGraph]) -> Assigned:
+    """``assigned`` with what graphs of optimizers' steps take as the optimizer's: torch writes no row around these."""
+    table = assigned.skeleton.table
+    regions = np.flatnonzero(table.kind == RowKind.GRAPH)
+    steps = [number for number, graph in graphs.items() if graph.is_optimizer]
+    marks = np.full(len(table), INHERIT, np.int64)
+    marks[table.depth == 0] = 0
+    marks[regions[np.isin(table.argument[regions], steps)]] = 1
+    inside = assigned.skeleton.levels.propagate(marks, 0) == 1
+    inside &= np.isin(assigned.rows.category, (Category.OTHER, Category.FORWARD))
+    if not inside.any():
+        return assigned
+    category, owner = assigned.rows.category.copy(), assigned.rows.owner.copy()
+    category[inside], owner[inside] = Category.OPTIMIZER, OUTSIDE
+    return replace(assigned, rows=Rows(category, owner))
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """A graph as one layer runs it: its kernels, and the operations of a run by layer; None: of that which runs it."""
+
+    names: tuple[str, ...]
+    shares: tuple[tuple[Share, ...], ...]
+    work: tuple[int, ...]  # floating-point operations of each kernel; 0 where nobody knows
+    flops: Mapping[int | None, int]
+    uncounted: frozenset[int | None]
+    readers: tuple[tuple[int | None, int] | None, ...]  # of each input the layer and line that read it first
+
+    @classmethod
+    def of(cls, graph: CompiledGraph, moved: Moved) -> _Known:
+        nodes = Nodes.of(graph)
+        flops = Counter[int | None]()
+        for node in graph.nodes.values():
+            if node.flops:
+                flops[moved.layer(node.layer)] += node.flops
+        return cls(
+            tuple(name for name, _ in graph.kernels),
+            tuple(
+                shares_of(nodes, computed_by(nodes, kernel, names), moved, computing=kernel.startswith("cpp_"))
+                for kernel, names in graph.kernels
+            ),
+            tuple(
+                sum(nodes.by_name[name].flops for name in computed_by(nodes, kernel, names) if name in nodes.by_name)
+                for kernel, names in graph.kernels
+            ),
+            flops,
+            frozenset(moved.layer(node.layer) for node in graph.nodes.values() if not graph.sized),
+            tuple(_reader(nodes, name, moved) for name in graph.inputs),
+        )
+
+    def shares_of_one_of(self, kernels: Sequence[int]) -> tuple[Share, ...]:
+        """The parts of what is one of these kernels: all of theirs, by the work of each where it is known."""
+        if len(kernels) == 1:
+            return self.shares[kernels[0]]
+        work = [self.work[kernel] for kernel in kernels]
+        found: list[Share] = []
+        for kernel, mine in zip(kernels, work if all(work) else [1] * len(kernels), strict=True):
+            whole = sum(share.weight for share in self.shares[kernel])
+            found += [
+                replace(share, weight=mine * SCALE * share.weight // max(whole, 1)) for share in self.shares[kernel]
+            ]
+        return tuple(found)
+
+
+def _reader(nodes: Nodes, name: str, moved: Moved) -> tuple[int | None, int] | None:
+    """The layer and line of the node that reads an input, of several that which comes first in forward."""
+    reading = [nodes.by_name[user] for user in nodes.users.get(name, ()) if user in nodes.by_name]
+    reading = [node for node in reading if node.layer >= 0 or node.line >= 0]
+    if not reading:
+        return None
+    first = min(reading, key=lambda node: node.sequence if node.sequence >= 0 else _LAST)
+    return moved.layer(first.layer), first.line if first.line >= 0 else NO_LINE
