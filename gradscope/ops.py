@@ -127,8 +127,8 @@ UNKNOWN_WAIT = "a collective"  # where torch does not say for which
 WAITS = "(waits for "  # so the names of waits begin in tables, which have no rows of their own
 WAIT = WAITS + "other ranks)"  # behind the last node of a pass
 COLLECTIVE_KERNEL = re.compile(
-    r"nccl|rccl|oneccl|all_?reduce|all_?gather|reduce_?scatter|all_?to_?all", re.IGNORECASE
-)  # anywhere in the name of a device's kernel
+    r"^(?!triton_).*(?:nccl|rccl|oneccl|all_?reduce|all_?gather|reduce_?scatter|all_?to_?all)", re.IGNORECASE
+)  # anywhere in the name of a device's kernel; Inductor's bear those of all that they compute
 
 # As nodes of a graph.
 CAST_NODE = "ToCopyBackward0"

@@ -171,7 +171,9 @@ def build_result(
         lines=_lines(cells, modules, lines, source_text),
         ops=_ops(cells, modules, (survey.shapes if survey is not None else {}) if shapes is None else shapes),
         kernels=kernels,
-        device=None if device is None else _device_ledger(assigned, device, whole_device),
+        device=None
+        if device is None
+        else _device_ledger(assigned, device, by_origin(duration_contributions(device, own.op)), whole_device),
         buckets=bucket_rows(assigned, reducers, sent, modules),
         notes=(*assigned.notes, *notes),
     )
@@ -335,28 +337,36 @@ _DEVICE_COLUMNS = {
 }
 
 
-def _device_ledger(assigned: Assigned, device: DeviceTime, whole: bool) -> DeviceLedger:
-    """Sum the kernels' durations by what launched them, over the measured steps, or with what lies beside them."""
-    steps = max(len(assigned.steps), 1)
-    launcher = np.maximum(device.row, 0)
-    known = device.row >= 0
-    measured = known & (assigned.steps.of_row[launcher] >= 0)
-    category, owned = assigned.rows.category[launcher], assigned.rows.owner[launcher] >= 0
-    layers = np.isin(category, [each for each in _LAYER_COLUMNS if each != Category.FORWARD])
+def _device_ledger(assigned: Assigned, device: DeviceTime, ran: Sequence[Contribution], whole: bool) -> DeviceLedger:
+    """Sum the kernels' durations by what launched them, over the measured steps, or with what lies beside them.
 
-    def spent(mask: BoolColumn, of: IntColumn = device.duration_ns) -> int:
+    Args:
+        ran: how long each ran, those of several layers in pieces.
+    """
+    steps = max(len(assigned.steps), 1)
+    row, ns = (np.concatenate([getattr(part, column) for part in ran]) for column in ("row", "ns"))
+    category = np.concatenate([part.category(assigned) for part in ran])
+    owned = np.concatenate([part.owner(assigned) for part in ran]) >= 0
+    measured = assigned.steps.of_row[row] >= 0
+    layers = np.isin(category, [each for each in _LAYER_COLUMNS if each != Category.FORWARD])
+    unknown = device.row < 0
+    before = device.row == BEFORE_THE_TRACE
+    communicates = device.communicates & ~unknown & (assigned.steps.of_row[np.maximum(device.row, 0)] >= 0)
+
+    def spent(mask: BoolColumn, of: IntColumn) -> int:
         return int(of[mask].sum()) // steps
 
     # What no layer owns of these is outside the modules, as in the ledger of the pass.
-    parts = {name: spent(measured & (category == each) & (owned | ~layers)) for each, name in _DEVICE_COLUMNS.items()}
-    parts["outside_modules_ns"] = spent(measured & layers & ~owned)
-    parts["elsewhere_ns"] = spent(known & ~measured & whole)
-    parts["before_ns"] = spent(device.row == BEFORE_THE_TRACE)
-    parts["unknown_ns"] = spent((device.row < 0) & (device.row != BEFORE_THE_TRACE))
-    communicates = device.communicates & measured
+    parts = {
+        name: spent(measured & (category == each) & (owned | ~layers), ns) for each, name in _DEVICE_COLUMNS.items()
+    }
+    parts["outside_modules_ns"] = spent(measured & layers & ~owned, ns)
+    parts["elsewhere_ns"] = spent(~measured & whole, ns)
+    parts["before_ns"] = spent(before, device.duration_ns)
+    parts["unknown_ns"] = spent(unknown & ~before, device.duration_ns)
     return DeviceLedger(
         kernel_ns=sum(parts.values()),
-        collectives_ns=spent(communicates),
+        collectives_ns=spent(communicates, device.duration_ns),
         exposed_ns=spent(communicates, device.exposed_ns),
         idle_ns=int(device.idle_ns(assigned.steps).sum()) // steps,
         **parts,

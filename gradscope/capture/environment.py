@@ -17,6 +17,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from gradscope.capture.guard import Guard
+from gradscope.capture.hooks_aside import HooksAside
 from gradscope.capture.modules import no_compile_warning
 from gradscope.devices import device_name
 from gradscope.process import rank_of_process
@@ -199,7 +200,7 @@ class SwitchWatch:
         self._seen: list[dict[str, Any]] = []
 
     @contextmanager
-    def watching(self, guard: Guard) -> Iterator[None]:
+    def watching(self, guard: Guard, aside: HooksAside) -> Iterator[None]:
         """Look at the first module call until the block is left."""
 
         def first(module: nn.Module, args: Any) -> None:
@@ -207,11 +208,8 @@ class SwitchWatch:
                 self.look()
 
         hook = nn.modules.module.register_module_forward_pre_hook(guard.hook("reading torch's settings", first))
-        try:
-            with no_compile_warning():
-                yield
-        finally:
-            hook.remove()
+        with aside.holding(hook), no_compile_warning():
+            yield
 
     def look(self) -> None:
         """Note how the switches are now."""

@@ -23,6 +23,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from gradscope import markers
 from gradscope.capture.byhand import BY_HAND, TORCHS_CALL, classes_to_watch, watching, watching_compiled
 from gradscope.capture.guard import Guard
+from gradscope.capture.hooks_aside import HooksAside
 from gradscope.capture.registry import NOBODYS, ModuleRegistry, all_modules
 from gradscope.capture.variety import StepBounds, step_begins, step_ended
 from gradscope.compat import end_range, graph_task_id, has_global_module_hooks, keep_eager, open_range, sequence_number
@@ -137,8 +138,11 @@ class CallRecorder:
     none is timed wrongly (0.023 ms for an embedding that took 0.294), and they change the graph that is measured.
     """
 
-    def __init__(self, guard: Guard | None = None, registry: ModuleRegistry | None = None) -> None:
+    def __init__(
+        self, guard: Guard | None = None, registry: ModuleRegistry | None = None, aside: HooksAside | None = None
+    ) -> None:
         self._guard = guard or Guard()
+        self._aside = aside or HooksAside()
         self.registry = registry or ModuleRegistry()  # gives modules their labels
         self.roots: dict[int, None] = {}  # labels of modules called while no other module was, each once
         self._alone: set[int] = set()  # of those, what was called outside of a backward pass
@@ -194,11 +198,10 @@ class CallRecorder:
             self._watch_by_hand(stack)
             enter, leave = (self._guard.hook(MODULE_CALLS, hook) for hook in (self._enter, self._leave))
             keep_eager(enter)  # and the other, whose code is the same
-            for handle in (
-                register_module_forward_pre_hook(enter),
-                register_module_forward_hook(leave, always_call=True),
-            ):
-                stack.callback(handle.remove)
+            before = register_module_forward_pre_hook(enter)
+            stack.callback(before.remove)
+            behind = register_module_forward_hook(leave, always_call=True)
+            stack.enter_context(self._aside.holding(before, behind))
             yield
 
     def look_for_models(self, parameters: Sequence[torch.Tensor]) -> None:

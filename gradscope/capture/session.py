@@ -376,6 +376,7 @@ class Session:
             if entered:
                 self._watch_again()
             self.run.aside.follow(entered)
+            self.run.hooks_aside.follow(entered)
             if self._closed and self.run.aside.close():  # of another thread, until what that had on was off
                 self._watching_compiler.close()
         except Exception as error:

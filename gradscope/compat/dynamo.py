@@ -59,6 +59,27 @@ def _leave_alone(code: CodeType, *, inner: bool = True) -> None:
     torch._C._dynamo.eval_frame.set_code_exec_strategy(code, skip)  # type: ignore[attr-defined]
 
 
+def dynamo_reads_hooks() -> bool:
+    """Check that Dynamo may guard which hooks all modules have.
+
+    Before torch 2.13 it traces through torch's ``__call__``, which asks for them, where a class calls that from one of
+    its own, as Hugging Face's checkpointed layers do.
+    """
+    return _VERSION < (2, 13) and _has_own_call(torch.nn.Module)
+
+
+_VERSION = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
+
+
+def _has_own_call(kind: Any) -> bool:
+    for each in kind.__subclasses__():
+        if each.__call__ is not torch.nn.Module.__call__ and not each.__module__.startswith("torch."):
+            return True
+        if _has_own_call(each):
+            return True
+    return False
+
+
 class CompiledSteps:
     """A hook of optimizers' steps that breaks no graph: of compiled ones it is told afterwards, by :meth:`take`.
 

@@ -10,6 +10,7 @@ from torch import nn
 
 from gradscope.capture.environment import SwitchWatch
 from gradscope.capture.guard import Guard
+from gradscope.capture.hooks_aside import HooksAside
 
 OFF = {"anomaly": False, "anomaly_nan": False, "deterministic": False, "validate_args": False}
 
@@ -34,7 +35,7 @@ def test_one_check_for_nan_is_a_check_for_nan(looks: list[bool]) -> None:
 def test_modules_are_looked_at_once() -> None:
     """A look takes longer than a small module."""
     watch, model = SwitchWatch(), nn.Sequential(nn.Identity(), nn.Identity())
-    with watch.watching(Guard()):
+    with watch.watching(Guard(), HooksAside()):
         model(torch.ones(1))
         model(torch.ones(1))
     model(torch.ones(1))

@@ -218,6 +218,19 @@ def ended_elsewhere(model: nn.Module) -> Callable[[int], Tensor]:
     return step
 
 
+class OwnCall(nn.Linear):
+    """As Hugging Face's checkpointed layers have it: Dynamo traces to torch's call, which asks for hooks."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return super().__call__(*args, **kwargs)
+
+
+def own_call(model: nn.Module) -> Callable[[int], Tensor]:
+    run_model = compiled(nn.Sequential(OwnCall(16, 16), model, OwnCall(16, 16)))
+    x = torch.randn(8, 16)
+    return lambda _: backward(run_model(x))
+
+
 def backward(result: Tensor) -> Tensor:
     loss = result.square().mean()
     loss.backward()
@@ -238,6 +251,7 @@ PROGRAMS = {
         stance_inside,
         ahead_of_time,
         ended_elsewhere,
+        own_call,
     )
 }
 SURVEYED = 8  # a step that is traced

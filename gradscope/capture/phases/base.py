@@ -12,6 +12,7 @@ from gradscope.capture.aside import FOLLOWING, Aside
 from gradscope.capture.backward import Around, BackwardWatch
 from gradscope.capture.budget import Budget
 from gradscope.capture.guard import Guard
+from gradscope.capture.hooks_aside import HooksAside
 from gradscope.capture.loop import LineSampler, LoaderWatch
 from gradscope.capture.memory import Surroundings
 from gradscope.capture.modes import compiled_frames, uses_compile
@@ -67,6 +68,7 @@ class Run:
     recorder: StepRecorder | None = None
     backward: BackwardWatch = field(default_factory=BackwardWatch)
     aside: Aside = field(default_factory=lambda: Aside(is_own))
+    hooks_aside: HooksAside = field(default_factory=HooksAside)
     line_mode: LineMode = field(init=False)
     faults: FaultMeter = field(default_factory=FaultMeter)
     compiled_before: int = field(default_factory=compiled_frames)

@@ -33,7 +33,7 @@ class Lines(Phase):
 
     def __init__(self, run: Run, steps: int) -> None:
         super().__init__(run, steps)
-        self._recorder = CallRecorder(run.guard, run.capture.registry)
+        self._recorder = CallRecorder(run.guard, run.capture.registry, run.hooks_aside)
         self._tracer = LineTracer(run.line_mode, run.guard)
         self._profiler: Any = None
         self._known = Variety()

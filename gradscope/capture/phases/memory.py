@@ -103,7 +103,9 @@ class Memory(Phase):
         run = self.run
         with_lines = run.capture.options.lines and run.may_trace()
         steps = self._steps = MemorySteps(
-            run.surroundings, LineTracer(run.line_mode, run.guard), CallRecorder(run.guard, run.capture.registry)
+            run.surroundings,
+            LineTracer(run.line_mode, run.guard),
+            CallRecorder(run.guard, run.capture.registry, run.hooks_aside),
         )
         exits.enter_context(steps.recorder.recording())
         exits.enter_context(steps.tracer.tracing())

@@ -34,7 +34,7 @@ class RecordingPhase(Phase):
 
     def enter(self, exits: ExitStack) -> None:
         run = self.run
-        exits.enter_context(self._switches.watching(run.guard))
+        exits.enter_context(self._switches.watching(run.guard, run.hooks_aside))
         recorder = run.recorder
         if recorder is not None and not run.uses_compile():
             exits.enter_context(recorder.watching(run.guard))

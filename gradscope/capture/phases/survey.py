@@ -41,7 +41,7 @@ class Survey(Phase):
 
     def __init__(self, run: Run, steps: int) -> None:
         super().__init__(run, steps)
-        self._recorder = CallRecorder(run.guard, run.capture.registry)
+        self._recorder = CallRecorder(run.guard, run.capture.registry, run.hooks_aside)
         self._graph = GraphTracer(run.capture.registry)
         self._tracer = LineTracer(run.line_mode, run.guard)
         self._profiler: Any = None

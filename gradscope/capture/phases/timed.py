@@ -38,7 +38,7 @@ class Timed(Phase):
 
     def __init__(self, run: Run, steps: int) -> None:
         super().__init__(run, steps)
-        recorder = CallRecorder(run.guard, run.capture.registry)
+        recorder = CallRecorder(run.guard, run.capture.registry, run.hooks_aside)
         self._hooks = TensorHooks(run.guard)
         self._timed = TimedSteps(None, recorder, PassRecorder(recorder, self._hooks))
         self._planned = self._wanted = steps  # the second grows where steps were interrupted

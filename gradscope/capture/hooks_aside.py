@@ -1,0 +1,86 @@
+"""Takes gradscope's hooks on all modules out of torch's tables while compiled code runs, where Dynamo reads these.
+
+Dynamo leaves such hooks alone. But where a class has a ``__call__`` of its own, as Hugging Face's checkpointed layers
+do, some versions trace through that to torch's and guard which hooks there are: with others than before all is compiled
+again, in each phase of a run. There what is called between the graphs of a function is seen by no hook.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch.utils.hooks import RemovableHandle
+
+from gradscope.compat import dynamo_reads_hooks, hook_tables
+
+
+class HooksAside:
+    """Hooks on all modules, in torch's tables or, while any thread is in compiled code, out of them."""
+
+    def __init__(self) -> None:
+        self._handles: list[RemovableHandle] = []
+        self._inside: set[int] = set()  # threads
+        self._away: list[_Away] = []
+        self._lock = threading.Lock()
+        self._guarded: bool | None = None  # not known yet
+
+    @contextmanager
+    def holding(self, *handles: RemovableHandle) -> Iterator[None]:
+        """These hooks are registered, and removed when the block is left."""
+        with self._lock:
+            self._guarded = None
+            self._put_back()
+            self._handles += handles
+            self._turn()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._put_back()
+                self._handles = [each for each in self._handles if each not in handles]
+                for handle in handles:
+                    handle.remove()
+                self._turn()
+
+    def follow(self, entered: bool) -> None:
+        """A compiled function is entered by this thread, or has been left."""
+        with self._lock:
+            if self._guarded is None and entered:
+                self._guarded = dynamo_reads_hooks()
+            if not self._guarded:
+                return
+            (self._inside.add if entered else self._inside.discard)(threading.get_ident())
+            self._put_back()
+            self._turn()
+
+    def _turn(self) -> None:
+        if self._inside and self._guarded and self._handles:
+            ids = {each.id for each in self._handles}
+            self._away = [_Away(table, ids) for handle in self._handles for table in hook_tables(handle)]
+
+    def _put_back(self) -> None:
+        for each in reversed(self._away):
+            each.put_back()
+        self._away = []
+
+
+class _Away:
+    """Our entries of one table, taken out of it."""
+
+    def __init__(self, table: Any, ids: set[int]) -> None:
+        self._table, self._before = table, list(table.items())
+        self._mine = [(key, hook) for key, hook in self._before if key in ids]
+        for key, _ in self._mine:
+            del table[key]
+
+    def put_back(self) -> None:
+        """At their places, where the table is otherwise as it was; else behind what is there."""
+        others = [key for key, _ in self._before if key not in dict(self._mine)]
+        if list(self._table) == others:
+            self._table.clear()
+            self._table.update(self._before)
+        else:
+            self._table.update(self._mine)

@@ -1,0 +1,110 @@
+"""Hooks on all modules, out of torch's tables while compiled code is entered."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from threading import Thread
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.modules import module as torchs
+
+from gradscope.capture import hooks_aside
+from gradscope.capture.hooks_aside import HooksAside
+
+
+@pytest.fixture(autouse=True)
+def guarded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hooks_aside, "dynamo_reads_hooks", lambda: True)
+
+
+@pytest.fixture
+def calls() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def users(calls: list[str]) -> Iterator[Any]:
+    """One hook of the program's before ours, and one behind."""
+    handles: list[Any] = []
+
+    def add(name: str) -> Any:
+        handles.append(torchs.register_module_forward_hook(lambda *_: calls.append(name)))
+        return handles[-1]
+
+    yield add
+    for handle in handles:
+        handle.remove()
+
+
+def run() -> None:
+    nn.Identity()(torch.ones(1))
+
+
+def test_hooks_are_gone_while_compiled_code_is_entered_and_back_at_their_places(users: Any, calls: list[str]) -> None:
+    aside = HooksAside()
+    users("before")
+    mine = torchs.register_module_forward_hook(lambda *_: calls.append("mine"), always_call=True)
+    with aside.holding(mine):
+        users("behind")
+        aside.follow(True)
+        run()
+        assert calls == ["before", "behind"]
+        assert mine.id not in torchs._global_forward_hooks_always_called
+        aside.follow(True)  # told twice
+        aside.follow(False)
+        calls.clear()
+        run()
+        assert calls == ["before", "mine", "behind"]
+        assert mine.id in torchs._global_forward_hooks_always_called
+    calls.clear()
+    run()
+    assert calls == ["before", "behind"]
+
+
+def test_a_program_that_adds_and_removes_hooks_meanwhile_has_those(users: Any, calls: list[str]) -> None:
+    aside = HooksAside()
+    first = users("first")
+    mine = torchs.register_module_forward_hook(lambda *_: calls.append("mine"))
+    with aside.holding(mine):
+        aside.follow(True)
+        first.remove()
+        users("new")
+        aside.follow(False)
+        run()
+        assert sorted(calls) == ["mine", "new"]
+
+
+def test_what_ends_inside_is_not_put_back(calls: list[str]) -> None:
+    aside = HooksAside()
+    mine = torchs.register_module_forward_hook(lambda *_: calls.append("mine"))
+    with aside.holding(mine):
+        aside.follow(True)
+    aside.follow(False)
+    run()
+    assert calls == [] and not torchs._global_forward_hooks
+
+
+def test_another_thread_that_is_still_inside_keeps_them_away(calls: list[str]) -> None:
+    aside = HooksAside()
+    mine = torchs.register_module_forward_hook(lambda *_: calls.append("mine"))
+    with aside.holding(mine):
+        other = Thread(target=lambda: aside.follow(True))
+        other.start()
+        other.join()
+        aside.follow(True)
+        aside.follow(False)
+        run()
+        assert calls == []
+
+
+def test_nothing_moves_where_dynamo_does_not_look(monkeypatch: pytest.MonkeyPatch, calls: list[str]) -> None:
+    monkeypatch.setattr(hooks_aside, "dynamo_reads_hooks", lambda: False)
+    aside = HooksAside()
+    mine = torchs.register_module_forward_hook(lambda *_: calls.append("mine"))
+    with aside.holding(mine):
+        aside.follow(True)
+        run()
+    assert calls == ["mine"]
