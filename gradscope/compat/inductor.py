@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import itertools
 import math
 import os
 import re
@@ -18,7 +19,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from operator import attrgetter
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch.fx.node import map_arg
@@ -35,6 +36,7 @@ _READ = {
     _OUTPUT: ("CompiledFxGraph.__call__",),
     _DEBUG: ("_inductor_kernel_provenance_debug_handle", "_inductor_triton_kernel_to_post_grad_node_info"),
 }
+_T = TypeVar("_T")
 _HANDLE = re.compile(r"(?P<kernel>.*):(?P<order>\d+)")
 _FRAME = re.compile(r'File "(?P<file>[^"\n]+)", line (?P<line>\d+), in (?P<function>.+)')
 
@@ -219,7 +221,7 @@ def _noted(graph: Any, before: int, earlier: Mapping[str, NodeNote]) -> GraphNot
     nodes = {node.name: _with_origin(node, _node(node), earlier, left) for node in graph.graph.nodes}
     return GraphNote(
         kernels=tuple((name, names) for order, name, names in kernels if order > before),  # as in the generated code
-        nodes=_with_readers(nodes),
+        nodes=_with_owners(nodes),
         inputs=tuple(node.name for node in graph.graph.nodes if node.op == "placeholder"),
         is_optimizer=_is_optimizer(nodes.values()),
         sizes=tuple(
@@ -259,23 +261,47 @@ def _node(node: Any) -> NodeNote:
     )
 
 
-def _with_readers(nodes: Mapping[str, NodeNote]) -> dict[str, NodeNote]:
-    """``nodes`` with sums of gradients where what reads each is from: the engine makes them in no module.
+def _with_owners(nodes: Mapping[str, NodeNote]) -> dict[str, NodeNote]:
+    """``nodes`` with sums of gradients where the node that waits for the sum is from, as in eager.
 
-    Torch leaves them the line of whatever ran before. As in eager the sum is of the node that waits for it.
+    The engine makes them in no module, and torch leaves them the line of whatever ran before. A node that computes
+    something reads the sum. That of an addition does not: it hands the sum on to both sides, where one may be added up
+    in turn. So it lies in what is around all that reads the sum, or is added to it then. Where nothing reads it, a
+    parameter's gradient say, it is of what is around that which is added up.
     """
+    readers: dict[str, list[NodeNote]] = {}
+    for node in nodes.values():
+        for each in node.inputs:
+            readers.setdefault(each, []).append(node)
     found = dict(nodes)
-    readers: dict[str, NodeNote] = {}
-    for name in reversed(tuple(nodes)):  # what reads a node comes behind it
-        node = nodes[name]
-        if node.is_sum:
-            reader = readers.get(name)
-            node = found[name] = replace(
-                node, modules=reader.modules if reader else (), frames=reader.frames if reader else ()
-            )
-        if node.op and not node.forward:
-            readers.update(dict.fromkeys(node.inputs, node))  # of several the first: it comes last here
+    for name, node in nodes.items():
+        if not node.is_sum:
+            continue
+        reading = [each for each in readers.get(name, ()) if each.op and not each.forward]
+        beside = [
+            nodes[each]
+            for reader in reading
+            if reader.is_sum
+            for each in reader.inputs
+            if each != name and each in nodes
+        ]
+        around = [each for each in (*reading, *beside) if not each.is_sum]
+        if not around:
+            around = [nodes[each] for each in node.inputs if each in nodes and not nodes[each].is_sum]
+        frames = _shared([each.frames for each in around])
+        found[name] = replace(
+            node,
+            modules=_shared([each.modules for each in around]),
+            # In the function that all of these are called in, the line of the first.
+            frames=around[0].frames[: len(frames) + 1] if around else (),
+        )
     return found
+
+
+def _shared(stacks: Sequence[tuple[_T, ...]]) -> tuple[_T, ...]:
+    """What all of these begin with."""
+    same = itertools.takewhile(lambda level: len(set(level)) == 1, zip(*stacks, strict=False))
+    return tuple(level[0] for level in same)
 
 
 def _with_origin(node: Any, note: NodeNote, earlier: Mapping[str, NodeNote], left: Collection[str]) -> NodeNote:

@@ -100,7 +100,8 @@ def shares_of(nodes: Nodes, names: Sequence[str], moved: Moved, *, computing: bo
     Args:
         computing: it runs on a processor, where computing takes time beside moving.
     """
-    known = {name: node for name in names if (node := nodes.by_name.get(name)) and (node.layer >= 0 or node.line >= 0)}
+    there = [(name, node) for name in names if (node := nodes.by_name.get(name)) is not None]
+    known = {name: node for name, node in there if node.layer >= 0 or node.line >= 0 or node.is_sum}
     made = {name: node for name, node in known.items() if not node.is_view}
     parts: dict[tuple[int | None, Category], list[str]] = defaultdict(list)
     for name, node in (made or known).items():  # of views alone: what is copied for them
