@@ -11,6 +11,7 @@ import numpy as np
 from gradscope.attribute.align_steps import Assigned
 from gradscope.attribute.cost_table import Contribution
 from gradscope.attribute.rows import BACKWARD_CATEGORIES, Category
+from gradscope.attribute.survey import Notes
 from gradscope.attribute.waits import communication_rows
 from gradscope.tables import IntColumn, KernelRow, LayerRow, StepTimes
 
@@ -57,7 +58,9 @@ def with_estimates(rows: tuple[LayerRow, ...], backward: IntColumn, forward: Int
     return tuple(
         replace(
             row,
-            estimated_ns=min(int(ns), row.backward_self_ns + row.recompute_ns),  # which are rounded cell by cell
+            estimated_ns=min(
+                int(ns), row.backward_self_ns + row.recompute_ns + row.gradient_sum_ns
+            ),  # rounded cell by cell
             forward_estimated_ns=min(int(forward_ns), row.forward_self_ns),
         )
         for row, ns, forward_ns in zip(rows, backward, forward, strict=True)
@@ -91,13 +94,15 @@ def without_flops(rows: tuple[LayerRow, ...], layers: Collection[int]) -> tuple[
     )
 
 
-def with_flops(
-    rows: tuple[LayerRow, ...], flops: Mapping[tuple[int, int], int], calls: Mapping[int, int]
-) -> tuple[LayerRow, ...]:
+def with_flops(rows: tuple[LayerRow, ...], survey: Notes, trained: Sequence[float]) -> tuple[LayerRow, ...]:
     """Return the floating-point operations of a mean step: the survey's of one call of each layer, times its calls.
 
     What is called in the timed steps but was not in the survey has none: they are not known.
+
+    Args:
+        trained: of each layer the calls that backward follows, per step: those of an evaluation have no backward.
     """
+    flops, calls = survey.flops, survey.calls
     forward: dict[int, int] = defaultdict(int)
     backward: dict[int, int] = defaultdict(int)
     for (owner, category), count in flops.items():
@@ -112,7 +117,9 @@ def with_flops(
             result.append(row)
             continue
         often = row.calls / seen if seen else 1
-        first, second = round(forward[index] * often), round(backward[index] * often)
+        followed = survey.trained.get(index, 0)  # none: a checkpoint's forward makes no nodes
+        first = round(forward[index] * often)
+        second = round(backward[index] * (trained[index] / followed if followed else often))
         result.append(replace(row, flops=first + second, forward_flops=first, backward_flops=second))
     return tuple(result)
 

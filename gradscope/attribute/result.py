@@ -36,7 +36,7 @@ from gradscope.attribute.layer_columns import (
 )
 from gradscope.attribute.nodes import OUTSIDE
 from gradscope.attribute.rows import BACKWARD_CATEGORIES, BoolColumn, Category, self_times
-from gradscope.attribute.survey import Notes
+from gradscope.attribute.survey import Notes, makes_nodes
 from gradscope.attribute.waits import take_out_waits, without_process_group
 from gradscope.ops import ATEN_ATTENTION, ATEN_CONVOLUTIONS, ATEN_MATMULS
 from gradscope.tables import (
@@ -143,12 +143,12 @@ def build_result(
     wall_ns = assigned.steps.wall_ns if device is None else device.steps_ns(assigned.steps)
     step, notes = _step_times(wall_ns, cells, totals_by_step(assigned, parts))
     ledger = _ledger(cells)
-    calls = _calls(assigned, len(modules))
+    calls, trained = _calls(assigned, len(modules))
     samples = {each: layer_steps(assigned, parts, len(modules), each) for each in (Category.LAYER, Category.FORWARD)}
     rows = _layers(cells, modules, calls, samples, ledger.backward_ns)
     rows, step = with_communication(rows, step, assigned, parts, ledger.communication_ns)
     if survey is not None and has_flops:
-        rows = with_flops(rows, survey.flops, survey.calls)
+        rows = with_flops(rows, survey, [per_step(count, len(assigned.steps)) for count in trained.tolist()])
         graphs_count = frozenset() if compiled is None else frozenset(layer for layer, _ in compiled.flops)
         rows = without_flops(rows, _uncounted(cells, rows) - graphs_count)
     if compiled is not None:
@@ -251,14 +251,15 @@ def spread(samples: IntColumn) -> Spread:
     return Spread(int(samples.min()), int(np.median(samples)), int(samples.max()), deviation)
 
 
-def _calls(assigned: Assigned, layers: int) -> IntColumn:
-    """Return the forward calls of each layer over all measured steps."""
-    table = assigned.skeleton.table
-    rows = np.flatnonzero(
-        (table.kind == RowKind.CALL) & (assigned.rows.category == Category.FORWARD) & (assigned.steps.of_row >= 0)
-    )
-    label = assigned.skeleton.calls.label[table.argument[rows]]
-    return np.bincount(label[label >= 0], minlength=layers)
+def _calls(assigned: Assigned, layers: int) -> tuple[IntColumn, IntColumn]:
+    """Return the forward calls of each layer over all measured steps, and of these those that backward follows."""
+    table, calls = assigned.skeleton.table, assigned.skeleton.calls
+    forward = (table.kind == RowKind.CALL) & (assigned.rows.category == Category.FORWARD) & (assigned.steps.of_row >= 0)
+    counts = []
+    for rows in (np.flatnonzero(forward), np.flatnonzero(forward & makes_nodes(assigned.skeleton))):
+        label = calls.label[table.argument[rows]]
+        counts.append(np.bincount(label[label >= 0], minlength=layers))
+    return counts[0], counts[1]
 
 
 def _layers(

@@ -17,7 +17,7 @@ import numpy as np
 from gradscope.attribute.linechoice import LayerCall
 from gradscope.attribute.linematch import LineMatcher, Traced, calls_made, operations_of
 from gradscope.attribute.nodes import OUTSIDE, NodeLabels, above_lines, label_nodes, nearest, pass_of
-from gradscope.attribute.rows import Category, NodeRows, Rows, Skeleton, assign_rows, find_steps
+from gradscope.attribute.rows import BoolColumn, Category, NodeRows, Rows, Skeleton, assign_rows, find_steps
 from gradscope.tables import EventTable, GraphNode, Int32Column, IntColumn, ParameterInfo, RowKind, SpanTable
 
 NO_LINE = -1
@@ -63,6 +63,7 @@ class Notes:
     flops: dict[tuple[int, int], int]  # (layer, category) -> floating-point operations of the step
     shapes: dict[tuple[int, int, str], str]  # (layer, category, op) -> most frequent shapes
     calls: dict[int, int] = field(default_factory=dict)  # forward calls of each layer that was called
+    trained: dict[int, int] = field(default_factory=dict)  # of these, those that made nodes of backward
     called: tuple[LayerCall, ...] | None = None  # each module call of the step, in order; None: not noted
     matcher: LineMatcher | None = None  # of steps that ran something else; None: they have no lines
     graphs_known: bool = True  # False where one was too deep to be walked
@@ -92,7 +93,8 @@ def read_survey(survey: SurveyInput) -> Notes:
         parameter_owner=parameter_owner,
         receivers=receivers,
         flops=_flops(table, rows),
-        calls=_calls(skeleton, rows),
+        calls=_calls(skeleton, rows.category == Category.FORWARD),
+        trained=_calls(skeleton, (rows.category == Category.FORWARD) & makes_nodes(skeleton)),
         shapes=shapes_of(table, rows),
         graphs_known=all(survey.graphs),
     )
@@ -210,9 +212,17 @@ def _receivers(survey: SurveyInput, owners: Sequence[int], node_line: IntColumn)
     return tuple(result)
 
 
-def _calls(skeleton: Skeleton, rows: Rows) -> dict[int, int]:
+def makes_nodes(skeleton: Skeleton) -> BoolColumn:
+    """Check of each row that it is a call of a module in which autograd made a node: in an evaluation it makes none."""
+    found = skeleton.table.kind == RowKind.CALL
+    call = skeleton.table.argument[found]
+    found[found] = skeleton.calls.high[call] > skeleton.calls.low[call]
+    return found
+
+
+def _calls(skeleton: Skeleton, mine: BoolColumn) -> dict[int, int]:
     table = skeleton.table
-    calls = np.flatnonzero((table.kind == RowKind.CALL) & (rows.category == Category.FORWARD))
+    calls = np.flatnonzero((table.kind == RowKind.CALL) & mine)
     labels, counts = np.unique(skeleton.calls.label[table.argument[calls]], return_counts=True)
     return dict(zip(labels.tolist(), counts.tolist(), strict=True))
 

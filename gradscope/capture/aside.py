@@ -23,10 +23,11 @@ class _Held(NamedTuple):
     place: int | None  # on its stack, from below; None: it was to be put on meanwhile
 
 
-class _Here(threading.local):
+class _Here:
     """What is so in one thread."""
 
     def __init__(self) -> None:
+        self.thread = threading.current_thread()
         self.dynamo = False  # a compiled function was entered
         self.inside = 0  # of graphs that run, and compilations
         self.held: list[_Held] = []
@@ -34,6 +35,11 @@ class _Here(threading.local):
     @property
     def off(self) -> bool:
         return self.dynamo or self.inside > 0
+
+
+class _On(NamedTuple):
+    mode: Any
+    thread: threading.Thread
 
 
 class Aside:
@@ -45,9 +51,18 @@ class Aside:
 
     def __init__(self, own: Callable[[Any], bool]) -> None:
         self._own = own
-        self._here = _Here()
-        self._on: list[Any] = []  # what was entered and not left, of all threads
+        self._threads = threading.local()
+        self._on: list[_On] = []  # what was entered and not left, of all threads
+        self._compiling: list[_Here] = []  # where a compilation has begun that has not ended
         self._closed = False
+
+    @property
+    def _here(self) -> _Here:
+        try:
+            here: _Here = self._threads.here
+        except AttributeError:
+            here = self._threads.here = _Here()
+        return here
 
     def is_aside(self) -> bool:
         """Check that modes of ours are kept off this thread's stacks now."""
@@ -56,7 +71,7 @@ class Aside:
     def enter(self, mode: Any) -> None:
         """Put ``mode`` on its stack, in compiled code once that has ended."""
         here = self._here
-        self._on.append(mode)
+        self._on.append(_On(mode, here.thread))
         if here.off:
             here.held.append(_Held(mode, None))
         else:
@@ -74,7 +89,7 @@ class Aside:
         return True
 
     def _forget(self, mode: Any) -> None:
-        self._on = [each for each in self._on if each is not mode]
+        self._on = [each for each in self._on if each.mode is not mode]
 
     def follow(self, entered: bool) -> None:
         """A compiled function is entered, or has been left."""
@@ -83,9 +98,9 @@ class Aside:
         self._turn(here)
 
     def close(self) -> bool:
-        """Put on no mode any more. False where another thread has one on, until that is followed again."""
+        """Put on no mode any more. False where another thread has one on, until that is followed again, or ends."""
         self._closed = True
-        return not self._on
+        return not any(each.thread.is_alive() for each in self._on)
 
     @contextmanager
     def inside(self) -> Iterator[None]:
@@ -96,8 +111,23 @@ class Aside:
         finally:
             self.end()
 
+    def compiling(self, begins: bool) -> None:
+        """Dynamo compiles something, or does not any more.
+
+        It counts over all threads: the first tells that it begins, and another one may tell that it has ended.
+        """
+        if begins:
+            self._compiling.append(self._here)
+            self.begin()
+            return
+        began, self._compiling = self._compiling, []
+        for here in began:
+            here.inside = max(here.inside - 1, 0)
+            if here is self._here:  # else its own thread does that, when it leaves the compiled function
+                self._turn(here)
+
     def begin(self) -> None:
-        """A graph is run, or something compiled, until :meth:`end` is called."""
+        """A graph is run until :meth:`end` is called."""
         here = self._here
         here.inside += 1
         self._turn(here)

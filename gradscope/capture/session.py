@@ -95,6 +95,7 @@ class Session:
         self._left = False  # the current phase, for as long as the pause lasts
         self._turning = False  # from one step to the next: what happens meanwhile is no step
         self._others = 0  # profilers of the user's that run now
+        self._thread = threading.current_thread()
         self._began = False  # one began since the last boundary
         self._disturbed = False  # one ran since then
 
@@ -309,9 +310,15 @@ class Session:
             self._enter()
 
     def _stop_watching(self) -> None:
-        """Leave Dynamo and Inductor alone, unless another thread still has modes of ours on: see :meth:`_follow`."""
-        if self.run.aside.close():
-            self.run.guard.close(COMPILED_GRAPHS, self._watching_compiler)
+        """Leave Dynamo and Inductor alone, unless a thread still has something of ours on: see :meth:`_follow`."""
+        with self.run.guard.over(FOLLOWING):
+            if not self.run.aside.close() or self._is_another_threads():
+                return
+        self.run.guard.close(COMPILED_GRAPHS, self._watching_compiler)
+
+    def _is_another_threads(self) -> bool:
+        """Check that Inductor's settings are those of another thread: torch keeps them thread by thread."""
+        return self._thread is not threading.current_thread() and self._thread.is_alive()
 
     def _fits(self, phase: Phase) -> bool:
         with self.run.guard.over(phase.name):
@@ -366,7 +373,7 @@ class Session:
     def _compiling(self, begins: bool) -> None:
         self.run.has_compiled |= begins
         with self.run.guard.over(FOLLOWING):
-            (self.run.aside.begin if begins else self.run.aside.end)()
+            self.run.aside.compiling(begins)
             self.run.compile_log.collect()
         if not self._closed:
             self._progress.busy("compiling" if begins else "")
@@ -377,8 +384,8 @@ class Session:
                 self._watch_again()
             self.run.aside.follow(entered)
             self.run.hooks_aside.follow(entered)
-            if self._closed and self.run.aside.close():  # of another thread, until what that had on was off
-                self._watching_compiler.close()
+            if self._closed and self.run.aside.close() and not self._is_another_threads():
+                self._watching_compiler.close()  # another thread has closed the session
         except Exception as error:
             self._note_not_followed(error)
 

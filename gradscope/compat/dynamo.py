@@ -123,6 +123,7 @@ def untraced(function: Callable[..., Any]) -> Callable[..., Any]:
 
 # Beyond torch's own limit, 8, Dynamo runs a function as it is: each way to do a step is one version of it, or several.
 _VERSIONS = 1_000
+_EXCEEDS = "exceeds_recompile_limit"
 
 
 @contextmanager
@@ -138,12 +139,20 @@ def many_versions() -> Iterator[None]:
         return
     wanted = {"recompile_limit": _VERSIONS, "accumulated_recompile_limit": _VERSIONS, "error_on_recompile": False}
     held = {name: getattr(config, name) for name in wanted if hasattr(config, name)}
+    frames: Any = sys.modules.get(f"{DYNAMO}.convert_frame")
+    asked = getattr(
+        frames, _EXCEEDS, None
+    )  # for the limit that torch.compile was given, too: it goes before the config's
     torch.compiler.reset()
     try:
         for name in held:
             setattr(config, name, wanted[name])
+        if asked is not None:
+            setattr(frames, _EXCEEDS, lambda *_: (False, ""))
         yield
     finally:
+        if asked is not None:
+            setattr(frames, _EXCEEDS, asked)
         for name, value in held.items():
             setattr(config, name, value)
         torch.compiler.reset()
@@ -154,10 +163,20 @@ def recompile_limit() -> int:
     return int(getattr(sys.modules.get(f"{DYNAMO}.config"), "recompile_limit", _VERSIONS))
 
 
+def compiler_stance() -> str:
+    """What the program has told ``torch.compiler.set_stance``."""
+    return str(getattr(getattr(sys.modules.get(f"{DYNAMO}.eval_frame"), "_stance", None), "stance", "default"))
+
+
 def may_compile() -> bool:
-    """Check that the program has not forbidden to compile anything new, by ``torch.compiler.set_stance``."""
-    stance = getattr(getattr(sys.modules.get(f"{DYNAMO}.eval_frame"), "_stance", None), "stance", "default")
-    return stance != "fail_on_recompile"
+    """Check that the program has not forbidden to compile anything new."""
+    return compiler_stance() not in {"fail_on_recompile", "eager_on_recompile"}
+
+
+def compiles_nothing() -> bool:
+    """Check that the program has compiled code run as it stands."""
+    config = sys.modules.get(f"{DYNAMO}.config")
+    return compiler_stance() == "force_eager" or bool(getattr(config, "disable", False))
 
 
 @contextmanager

@@ -238,9 +238,25 @@ def test_a_program_that_forbids_to_compile_anew(backend: Backend) -> None:
         results = gradscope.patch(model, X, recipes=["attention"]).verified.results
         assert not [result.reason for result in results if "error" in result.reason] and config.error_on_recompile
     held = dict(vars(model.one))
-    with torch.compiler.set_stance("fail_on_recompile"), pytest.raises(WorkloadError, match="fail_on_recompile"):
-        gradscope.patch(model, X, recipes=["attention"])
+    for stance in ("fail_on_recompile", "eager_on_recompile"):  # of the second nothing would be compiled any more
+        with torch.compiler.set_stance(stance), pytest.raises(WorkloadError, match=stance):
+            gradscope.patch(model, X, recipes=["attention"])
     assert vars(model.one).keys() == held.keys()
+
+
+@UNGRADED
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+@pytest.mark.parametrize("way", ["stance", "disable"])
+def test_a_program_that_has_compiled_code_run_as_it_stands(way: str, backend: Backend) -> None:
+    from torch._dynamo import config
+
+    model = Net()
+    model.compile(backend=backend)
+    stopped = torch.compiler.set_stance("force_eager") if way == "stance" else config.patch(disable=True)
+    with stopped:
+        patches = gradscope.patch(model, X, recipes=["attention"])
+    assert patches.verified is not None and not patches.verified.compiled
+    assert backend.graphs == []
 
 
 @UNGRADED

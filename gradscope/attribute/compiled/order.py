@@ -9,7 +9,7 @@ an operation's are told by what their names say that they compute, where there a
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from enum import Enum
 
 from gradscope import ops
@@ -87,15 +87,18 @@ def match_replay(activities: Sequence[str], kernels: Sequence[str]) -> list[tupl
 
 
 class _Work(Enum):
+    """What an operation computes, and how the names of kernels tell that they do."""
+
     PRODUCT = re.compile(r"gemm|gemv|cutlass|xmma|nvjet|dot_kernel|cublas", re.IGNORECASE)
-    CONVOLUTION = re.compile(r"conv|wgrad|dgrad|fprop|winograd|cudnn", re.IGNORECASE)
-    ATTENTION = re.compile(r"fmha|flash|attention|sdpa", re.IGNORECASE)
+    CONVOLUTION = re.compile(r"conv(?!ert)|wgrad|dgrad|fprop|winograd|cudnn|im2col", re.IGNORECASE)
+    ATTENTION = re.compile(r"fmha|flash|attention|sdpa|dot_do_o|convert_dq", re.IGNORECASE)
 
 
-_REDUCES = re.compile(
-    r"split_?k_?reduce|reduce_?split_?k", re.IGNORECASE
-)  # what a product left in parts: belongs to what ran before
-_PREPARES = re.compile(r"^memset", re.IGNORECASE)  # a product's workspace: belongs to what runs next
+# Matmuls, and of these what copies nothing of its inputs.
+_PRODUCTS = frozenset({*ops.ATEN_MATMULS, "aten::mv", "aten::addmv", "aten::dot", "aten::_int_mm", "aten::_scaled_mm"})
+_BARE = frozenset({"aten::mm", "aten::bmm", "aten::mv", "aten::dot"})
+_REDUCES = re.compile(r"split_?k_?reduce|reduce_?split_?k", re.IGNORECASE)  # what a product has left in parts
+_FILLS = re.compile(r"^memset", re.IGNORECASE)  # the workspace of what runs next
 
 
 def _between(activities: Sequence[str], kernels: Sequence[str], places: range) -> list[tuple[int, ...]]:
@@ -104,84 +107,83 @@ def _between(activities: Sequence[str], kernels: Sequence[str], places: range) -
     if len(mine) < 2 or not activities:
         return [mine] * len(activities)
     does = [_of_activity(name) for name in activities]
+    working = [number for number, work in enumerate(does) if work is not None]
     needs = [_of_operation(kernels[place]) for place in mine]
-    heads = _heads(does, needs)
-    if heads is None:
+    dealt = _dealt_out([does[number] for number in working], needs)
+    if dealt is None:
         return [mine] * len(activities)
+    owner = dict(zip(working, dealt, strict=True))
     found: list[tuple[int, ...]] = []
-    for number, (name, work) in enumerate(zip(activities, does, strict=True)):
-        before = max((at for at in heads if at <= number), default=-1)
-        after = min((at for at in heads if at > number), default=-1)
-        if work is not None or _REDUCES.search(name):
-            found.append((mine[heads[before]],) if before >= 0 else mine)
-        elif _PREPARES.search(name) and after >= 0:
-            found.append((mine[heads[after]],))
+    for number, name in enumerate(activities):
+        if number in owner:
+            found.append((mine[owner[number]],))
+            continue
+        before = max((owner[at] for at in working if at < number), default=-1)
+        after = min((owner[at] for at in working if at > number), default=-1)
+        if _REDUCES.search(name) and before >= 0:
+            found.append((mine[before],))
+            continue
+        first, last = max(before, 0), after if after >= 0 else len(mine) - 1
+        around = list(range(first, last + 1))
+        if (
+            _FILLS.search(name) and after >= 0
+        ):  # of what runs next: of one of the operations that compute unknown things
+            around = [each for each in around if each == after or (each != before and needs[each] is None)]
         else:
-            first = heads[before] if before >= 0 else -1
-            last = heads[after] if after >= 0 else len(mine)
-            found.append(tuple(mine[each] for each in range(first + 1, last) or _beside(needs, first, last)))
+            around = [each for each in around if row_name(kernels[mine[each]]) not in _BARE] or around
+        found.append(tuple(mine[each] for each in around))
     return found
 
 
-def _beside(needs: Sequence[_Work | None], first: int, last: int) -> Sequence[int]:
-    """Of two operations that follow each other those that may have an activity between them which says nothing.
-
-    A product has none but its own and those that are known by name.
-    """
-    both = [each for each in (first, last) if 0 <= each < len(needs)]
-    return [each for each in both if needs[each] is not _Work.PRODUCT] or both
-
-
 def _of_activity(name: str) -> _Work | None:
-    if _REDUCES.search(name) or _PREPARES.search(name):
+    if _REDUCES.search(name) or _FILLS.search(name):
         return None
     return next((work for work in (_Work.ATTENTION, _Work.CONVOLUTION, _Work.PRODUCT) if work.value.search(name)), None)
 
 
 def _of_operation(kernel: str) -> _Work | None:
     name = row_name(kernel)
-    if name in ops.ATEN_MATMULS or name.endswith("_mm"):
+    if name in _PRODUCTS:
         return _Work.PRODUCT
-    if "convolution" in name:
+    if "::" in name and name.partition("::")[2].strip("_").startswith(("convolution", "cudnn_convolution")):
         return _Work.CONVOLUTION
-    return _Work.ATTENTION if "attention" in name else None
-
-
-def _heads(does: Sequence[_Work | None], needs: Sequence[_Work | None]) -> dict[int, int] | None:
-    """Of each operation that computes something known its first activity: which operation begins at which.
-
-    None where the activities can be dealt out in more than one way, or in none.
-    """
-    working = [number for number, work in enumerate(does) if work is not None]
-    asking = [number for number, work in enumerate(needs) if work is not None]
-    ways: list[list[int]] = []
-    if len(asking) > _TOO_MANY:
-        return None
-    for way in _ways([does[number] for number in working], [needs[number] for number in asking]):
-        ways.append(way)
-        if len(ways) > 1:
-            return None
-    if not ways:
-        return None
-    return {working[at]: number for number, at in zip(asking, ways[0], strict=True)}
+    return _Work.ATTENTION if "attention" in name or "attn" in name else None
 
 
 # Activities of one operation that its name tells of: a convolution's layouts, two gradients; attention's preparation.
 _MOST = {_Work.PRODUCT: 1, _Work.CONVOLUTION: 8, _Work.ATTENTION: 4}
-_TOO_MANY = 12  # operations between two generated kernels: the ways to deal out grow with a power of them
 
 
-def _ways(does: Sequence[_Work | None], needs: Sequence[_Work | None], begin: int = 0) -> Iterator[list[int]]:
-    """The ways to deal activities out to operations, all of them, in order: of each operation its first."""
-    if not needs:
-        if begin == len(does):
-            yield []
-        return
-    wanted = needs[0]
-    assert wanted is not None
-    for end in range(begin + 1, min(begin + _MOST[wanted], len(does)) + 1):
-        fits = does[end - 1] is wanted or (wanted is _Work.CONVOLUTION and does[end - 1] is _Work.PRODUCT)
-        if not fits:
-            return
-        for rest in _ways(does, needs[1:], end):
-            yield [begin, *rest]
+def _dealt_out(does: Sequence[_Work | None], needs: Sequence[_Work | None]) -> list[int] | None:
+    """Of each activity the operation that it is of, all in order; None where there are several ways, or none.
+
+    An operation that computes something known has one activity of that at least; one that computes something unknown
+    has any, or none.
+    """
+    # ways[i][j]: to deal the activities from the j-th on to the operations from the i-th on; two stands for more.
+    ways = [[0] * (len(does) + 1) for _ in range(len(needs) + 1)]
+    ways[-1][-1] = 1
+    for number in reversed(range(len(needs))):
+        for begin in range(len(does) + 1):
+            ends = _ends(does, needs[number], begin)
+            ways[number][begin] = min(sum(ways[number + 1][end] for end in ends), 2)
+    if ways[0][0] != 1:
+        return None
+    found: list[int] = []
+    for number, work in enumerate(needs):
+        begin = len(found)
+        (end,) = (end for end in _ends(does, work, begin) if ways[number + 1][end])
+        found += [number] * (end - begin)
+    return found
+
+
+def _ends(does: Sequence[_Work | None], work: _Work | None, begin: int) -> list[int]:
+    """Behind which activities an operation may end whose first is this."""
+    if work is None:
+        return list(range(begin, len(does) + 1))
+    found = []
+    for end in range(begin + 1, min(begin + _MOST[work], len(does)) + 1):
+        if does[end - 1] is not work and not (work is _Work.CONVOLUTION and does[end - 1] is _Work.PRODUCT):
+            break
+        found.append(end)
+    return found

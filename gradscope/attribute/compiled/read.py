@@ -18,7 +18,7 @@ from gradscope.attribute.align_steps import Assigned
 from gradscope.attribute.compiled.blocks import Moved, bases_of, block_of
 from gradscope.attribute.compiled.fused import SCALE, Nodes, Share, computed_by, shares_of
 from gradscope.attribute.compiled.order import match, match_replay, row_name
-from gradscope.attribute.compiled.replays import Replayed, rows_below
+from gradscope.attribute.compiled.replays import Launched, rows_below
 from gradscope.attribute.cost_table import Contribution
 from gradscope.attribute.nodes import OUTSIDE
 from gradscope.attribute.rows import INHERIT, BoolColumn, Category, Rows
@@ -68,8 +68,8 @@ class CompiledTime:
         found = self.of_row[part.row]
         if part.kernel is None:
             return found
-        replayed = self.of_activity[part.kernel]
-        return np.where(replayed >= 0, replayed, found)
+        activity = self.of_activity[part.kernel]
+        return np.where(activity >= 0, activity, found)
 
     def notes(self) -> list[str]:
         """What the report must say."""
@@ -104,7 +104,7 @@ def read_compiled(assigned: Assigned, graphs: Mapping[int, CompiledGraph], paths
     marked = _Marked(table)
     unmatched = 0
     below = rows_below(table, regions)
-    replayed = Replayed.of(assigned, regions, below)
+    launched = Launched.of(assigned, regions, below)
     for region, caller in zip(regions.tolist(), callers.tolist(), strict=True):
         number, place = int(table.argument[region]), (int(table.argument[region]), caller)
         if place not in known:
@@ -115,8 +115,8 @@ def read_compiled(assigned: Assigned, graphs: Mapping[int, CompiledGraph], paths
         here = known[place]
         children = below.get(region, [])
         rows = match([table.names[table.name[row]] for row in children], here.names)
-        activities = replayed.activities(region, here.names, with_rows=rows is None)
-        replay = match_replay(replayed.names(activities), here.names) if activities else None
+        activities = launched.activities(region, here.names, with_rows=rows is None)
+        replay = match_replay(launched.names(activities), here.names) if activities else None
         if rows is None and replay is None:
             unmatched += 1
             continue
@@ -172,14 +172,18 @@ class _Marked:
     def activities(self, activities: Sequence[int], found: Sequence[tuple[int, ...]], known: _Known) -> None:
         """These activities of one run are these kernels, or one of them."""
         places: dict[tuple[int, ...], int] = {}
+        begun: set[int] = set()
         for activity, candidates in zip(activities, found, strict=bool(found)):
             shares = known.shares_of_one_of(candidates)
             if not shares:
                 continue
             if candidates not in places:
-                places[candidates] = self._kernel(shares, row_name(known.names[candidates[0]]))
-                self.begins[activity] = True
+                places[candidates] = self._kernel(shares, _one_of([known.names[each] for each in candidates]))
             self.of_activity[activity] = places[candidates]
+            new = next((each for each in candidates if each not in begun), None)
+            if new is not None:
+                begun.add(new)
+                self.begins[activity] = True
 
     def _kernel(self, shares: tuple[Share, ...], called: str) -> int:
         self.kernels.append(shares)
@@ -189,7 +193,6 @@ class _Marked:
     def of_row(self, assigned: Assigned) -> IntColumn:
         """Of each row of the trace the kernel that it is or lies in."""
         marks = np.full(len(self._table), INHERIT, np.int64)
-        marks[self._table.depth == 0] = -1
         marks[np.array(self._rows, np.int64)] = self._places
         return assigned.skeleton.levels.propagate(marks, -1).astype(np.int64)
 
@@ -200,7 +203,6 @@ def with_optimizers(assigned: Assigned, graphs: Mapping[int, CompiledGraph]) -> 
     regions = np.flatnonzero(table.kind == RowKind.GRAPH)
     steps = [number for number, graph in graphs.items() if graph.is_optimizer]
     marks = np.full(len(table), INHERIT, np.int64)
-    marks[table.depth == 0] = 0
     marks[regions[np.isin(table.argument[regions], steps)]] = 1
     inside = assigned.skeleton.levels.propagate(marks, 0) == 1
     inside &= np.isin(assigned.rows.category, (Category.OTHER, Category.FORWARD))
@@ -209,6 +211,14 @@ def with_optimizers(assigned: Assigned, graphs: Mapping[int, CompiledGraph]) -> 
     category, owner = assigned.rows.category.copy(), assigned.rows.owner.copy()
     category[inside], owner[inside] = Category.OPTIMIZER, OUTSIDE
     return replace(assigned, rows=Rows(category, owner))
+
+
+def _one_of(kernels: Sequence[str]) -> str:
+    """What something is called that is one of these operations: ``aten::mm``, ``aten::mm or 2 others``."""
+    names = list(dict.fromkeys(map(row_name, kernels)))
+    if len(names) == 1:
+        return names[0]
+    return f"{names[0]} or {names[1] if len(names) == 2 else f'{len(names) - 1} others'}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,6 +235,7 @@ class _Known:
     @classmethod
     def of(cls, graph: CompiledGraph, moved: Moved) -> _Known:
         nodes = Nodes.of(graph)
+        computed = [computed_by(nodes, kernel, names) for kernel, names in graph.kernels]
         flops = Counter[int | None]()
         for node in graph.nodes.values():
             if node.flops:
@@ -232,13 +243,10 @@ class _Known:
         return cls(
             tuple(name for name, _ in graph.kernels),
             tuple(
-                shares_of(nodes, computed_by(nodes, kernel, names), moved, computing=kernel.startswith("cpp_"))
-                for kernel, names in graph.kernels
+                shares_of(nodes, names, moved, computing=kernel.startswith("cpp_"))
+                for (kernel, _), names in zip(graph.kernels, computed, strict=True)
             ),
-            tuple(
-                sum(nodes.by_name[name].flops for name in computed_by(nodes, kernel, names) if name in nodes.by_name)
-                for kernel, names in graph.kernels
-            ),
+            tuple(sum(nodes.by_name[name].flops for name in names if name in nodes.by_name) for names in computed),
             flops,
             frozenset(moved.layer(node.layer) for node in graph.nodes.values() if not graph.sized),
             tuple(_reader(nodes, name, moved) for name in graph.inputs),
@@ -251,10 +259,9 @@ class _Known:
         work = [self.work[kernel] for kernel in kernels]
         found: list[Share] = []
         for kernel, mine in zip(kernels, work if all(work) else [1] * len(kernels), strict=True):
-            whole = sum(share.weight for share in self.shares[kernel])
-            found += [
-                replace(share, weight=mine * SCALE * share.weight // max(whole, 1)) for share in self.shares[kernel]
-            ]
+            shares = self.shares[kernel] or (Share(None, NO_LINE, Category.LAYER, 1),)
+            whole = sum(share.weight for share in shares)
+            found += [replace(share, weight=mine * SCALE * share.weight // max(whole, 1)) for share in shares]
         return tuple(found)
 
 

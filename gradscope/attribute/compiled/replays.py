@@ -31,7 +31,7 @@ def rows_below(table: EventTable, regions: IntColumn) -> dict[int, list[int]]:
 
 
 @dataclass(frozen=True, slots=True)
-class Replayed:
+class Launched:
     """What a device did for the graphs that ran.
 
     Attributes:
@@ -44,12 +44,11 @@ class Replayed:
     by_row: Mapping[int, Sequence[int]]
 
     @classmethod
-    def of(cls, assigned: Assigned, regions: IntColumn, below: Mapping[int, Sequence[int]]) -> Replayed:
+    def of(cls, assigned: Assigned, regions: IntColumn, below: Mapping[int, Sequence[int]]) -> Launched:
         table = assigned.skeleton.table
         found: dict[int, list[int]] = defaultdict(list)
         if table.kernels is not None:
             marks = np.full(len(table), INHERIT, np.int64)
-            marks[table.depth == 0] = -1
             tops = np.array([*regions.tolist(), *(row for rows in below.values() for row in rows)], np.int64)
             marks[tops] = tops
             top = assigned.skeleton.levels.propagate(marks, -1).astype(np.int64)

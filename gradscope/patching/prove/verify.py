@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 from gradscope.capture.model_steps import Stepper
-from gradscope.capture.modes import uncompiled
+from gradscope.capture.modes import is_compiled, uncompiled
 from gradscope.capture.state import preserved
-from gradscope.compat import many_versions, may_compile
+from gradscope.compat import compiler_stance, compiles_nothing, many_versions, may_compile
 from gradscope.errors import WorkloadError
 from gradscope.patching.plan import Plan
 from gradscope.patching.prove.choice import NO_GAIN, Choice, Gain, Group, Saved, Side, Way, choose
@@ -51,11 +51,14 @@ class Verified:
     before: Side | None  # the step as it is; None where no place was measured
     loss_difference: float  # of the same batch and random numbers, dropout aside; relative
     loss: str | None = None  # what backward was called on; None where no place was measured
+    as_it_stands: bool = False  # the program has compiled code run without compiling it
 
     @property
     def compiled(self) -> bool:
         """Return whether a place that was proved or measured runs under torch.compile."""
-        return any(result.site.compiled for result in self.results if result.status != "refused")
+        return not self.as_it_stands and any(
+            result.site.compiled for result in self.results if result.status != "refused"
+        )
 
     @property
     def failed(self) -> bool:
@@ -76,10 +79,13 @@ def verify(workload: Workload, plan: Plan, device: str = "auto", say: Callable[[
         WorkloadError: the model is compiled, and the program forbids to compile anything new.
         Exception: what the model raises without any change.
     """
-    compiled = any(site.compiled for site in plan.tried)
+    # What is compiled behind a place that is not may be given other strides, and be one more version.
+    compiled = not compiles_nothing() and (
+        any(site.compiled for site in plan.tried) or any(map(is_compiled, workload.model.modules()))
+    )
     if compiled and not may_compile():
         raise WorkloadError(
-            'The stance of torch.compiler is "fail_on_recompile": nothing that is compiled can be replaced.\n'
+            f'The stance of torch.compiler is "{compiler_stance()}": nothing that is compiled can be replaced.\n'
             "Patch the model before the stance is set."
         )
     place = resolve_device(device, workload.model)
@@ -98,7 +104,14 @@ def verify(workload: Workload, plan: Plan, device: str = "auto", say: Callable[[
         results |= _judged(choice, results)
         difference = step.loss_difference(kept) if kept else 0.0
     ordered = [results[site] for site in plan.sites]
-    return Verified(ordered, choice.gain, choice.before, difference, step.loss_kind if choice.before else None)
+    return Verified(
+        ordered,
+        choice.gain,
+        choice.before,
+        difference,
+        step.loss_kind if choice.before else None,
+        compiles_nothing(),
+    )
 
 
 # What these save shows only where the loss is: the logits that are not made, the gradient that two share.
