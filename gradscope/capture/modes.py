@@ -110,11 +110,13 @@ def uses_compile(modules: Iterable[nn.Module], compiled_before: int) -> bool:
     if compiled_frames() > compiled_before:
         return True
     return any(
-        module._compiled_call_impl is not None
-        or hasattr(module, "_orig_mod")
-        or any(is_compiled(value) for value in _globals_of(module))
-        for module in modules
+        is_compiled_module(module) or any(is_compiled(value) for value in _globals_of(module)) for module in modules
     )
+
+
+def is_compiled_module(module: nn.Module) -> bool:
+    """Check that ``module.compile()`` was called, or that it is what ``torch.compile`` made of a module."""
+    return module._compiled_call_impl is not None or hasattr(module, "_orig_mod")
 
 
 def compiled_frames() -> int:

@@ -393,6 +393,8 @@ class Session:
         self.run.follows_dynamo = False
         self.run.aside.close()
         self.run.guard.note(FOLLOWING, error)
+        if self._closed:  # nothing else would close it
+            self.run.guard.close(COMPILED_GRAPHS, self._watching_compiler)
 
     def _note_no_graphs(self, error: Exception) -> None:
         self.run.guard.note(COMPILED_GRAPHS, error)

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from gradscope.capture.model_steps import Stepper
-from gradscope.capture.modes import is_compiled, uncompiled
+from gradscope.capture.modes import is_compiled_module, uncompiled
 from gradscope.capture.state import preserved
 from gradscope.compat import compiler_stance, compiles_nothing, many_versions, may_compile
 from gradscope.errors import WorkloadError
@@ -81,7 +81,7 @@ def verify(workload: Workload, plan: Plan, device: str = "auto", say: Callable[[
     """
     # What is compiled behind a place that is not may be given other strides, and be one more version.
     compiled = not compiles_nothing() and (
-        any(site.compiled for site in plan.tried) or any(map(is_compiled, workload.model.modules()))
+        any(site.compiled for site in plan.tried) or any(map(is_compiled_module, workload.model.modules()))
     )
     if compiled and not may_compile():
         raise WorkloadError(
