@@ -144,6 +144,7 @@ def build_result(
     step, notes = _step_times(wall_ns, cells, totals_by_step(assigned, parts))
     ledger = _ledger(cells)
     calls, trained = _calls(assigned, len(modules))
+    notes += _without_gradients(modules, calls, trained)
     samples = {each: layer_steps(assigned, parts, len(modules), each) for each in (Category.LAYER, Category.FORWARD)}
     rows = _layers(cells, modules, calls, samples, ledger.backward_ns)
     rows, step = with_communication(rows, step, assigned, parts, ledger.communication_ns)
@@ -260,6 +261,16 @@ def _calls(assigned: Assigned, layers: int) -> tuple[IntColumn, IntColumn]:
         label = calls.label[table.argument[rows]]
         counts.append(np.bincount(label[label >= 0], minlength=layers))
     return counts[0], counts[1]
+
+
+def _without_gradients(modules: Sequence[ModuleInfo], calls: IntColumn, trained: IntColumn) -> list[str]:
+    """Say of models that are trained which of their calls were not for that."""
+    return [
+        f"{calls[number] - trained[number]} of {calls[number]} calls of {info.path or info.class_name} in the measured "
+        "steps ran without gradients, an evaluation say: their time is forward's"
+        for number, info in enumerate(modules)
+        if info.parent is None and 0 < trained[number] < calls[number]
+    ]
 
 
 def _layers(

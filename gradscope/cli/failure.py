@@ -68,10 +68,11 @@ def show_user_error(error: BaseException) -> int:
     if isinstance(error, Terminated):
         say_ended("terminated")
         return TERMINATED
-    # Not above: torch, which this loads, cannot be loaded again where an interrupt came while it was.
-    from gradscope.workload import cut_own_frames
+    # Not above: torch, which this loads, cannot be loaded again where it was interrupted, or has raised, meanwhile.
+    with contextlib.suppress(Exception):
+        from gradscope.workload import cut_own_frames
 
-    cut_own_frames(error)
+        cut_own_frames(error)
     sys.excepthook(type(error), error, error.__traceback__)
     if _is_out_of_memory(error):
         say("out of memory: use a smaller batch; 'gradscope fit TARGET' predicts which batch sizes fit")

@@ -227,6 +227,7 @@ def test_rules_that_rest_on_times_alone_say_so() -> None:
         "exposed-communication",
         "late-bucket",
         "far-from-limit",
+        "not-compiled",
         "slow-repeat",
     }
     assert {rule.name for rule in every_rule() if rule.beyond_numbers} == {"float16-softmax", "leak"}

@@ -93,9 +93,15 @@ def eager_part(ns: int, **facts: Any) -> list[Finding]:
         OpRow("head", "forward", "aten::mm", 1.0, 50 * MS),  # no graph fuses it
         OpRow(None, "forward", "aten::_log_softmax", 1.0, ns - ns // 2),
         OpRow(None, "optimizer", "aten::mul_", 1.0, 50 * MS),
+        OpRow("copy", "forward", "aten::gelu", 1.0, 50 * MS),  # an evaluation of another model
         OpRow("blocks.0", "backward", "cpp_fused_gelu_0", 1.0, 20 * MS),
     )
-    return found("not-compiled", parts, **facts)
+    case = made_case(ops=parts, device="cpu", compiled={"again": (), "breaks": (), **facts})
+    layers = (
+        layer("head", 0, 0, "Head", backward_total_ns=ns // 2, backward_self_steps_ns=(0,)),
+        layer("copy", 0, 0, "Copy", backward_total_ns=0, backward_self_steps_ns=(0,)),
+    )
+    return list(RULES["not-compiled"].find(replace(case, run=replace(case.run, layers=layers))))
 
 
 def test_what_runs_beside_compiled_graphs_and_could_be_in_one() -> None:

@@ -38,8 +38,12 @@ def find(case: Case) -> Iterator[Finding]:
     spent = Counter[str | None]()
     # An operation of the user's own in a graph runs what it calls there.
     in_graphs = {(row.layer, row.phase) for row in case.run.ops if row.name.startswith(("cpp_", "triton_"))}
+    # What has no backward is an evaluation, of a copy of the model say, which is none of the step's.
+    trained = {row.path for row in case.run.layers if row.backward_total_ns} | {None}
     for row in case.run.ops:
-        if row.phase in _PHASES and row.name in ops.ATEN_FUSED and (row.layer, row.phase) not in in_graphs:
+        if row.phase not in _PHASES or row.layer not in trained or (row.layer, row.phase) in in_graphs:
+            continue
+        if row.name in ops.ATEN_FUSED:
             spent[row.layer] += row.self_ns
     whole = spent.total()
     if share(whole, case) < _LEAST_SHARE:
@@ -70,4 +74,4 @@ def _name(path: str | None) -> str:
     return "operations outside every module" if path is None else path or "the model itself"
 
 
-RULE = Rule("not-compiled", "operations outside of compiled graphs that these would fuse", find)
+RULE = Rule("not-compiled", "operations outside of compiled graphs that these would fuse", find, of_times=True)

@@ -1,0 +1,305 @@
+"""Compiled graphs on timelines made by hand: what names tell of a replay, and what of a run counts."""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from gradscope.attribute.compiled.blocks import Moved
+from gradscope.attribute.compiled.order import match_replay
+from gradscope.attribute.compiled.read import _Known
+from gradscope.attribute.result import Attribution
+from gradscope.compat import inductor
+from gradscope.tables import CalledFrom, CompiledGraph, FusedNode, NodeNote, RowKind
+
+from .hand import Row
+from .test_compiled import (
+    ATTENTION,
+    COPY,
+    FLASH,
+    GEMM,
+    GRAPH,
+    MM,
+    ONE,
+    A,
+    B,
+    backward,
+    fused,
+    graph,
+    layers,
+    run,
+)
+
+CONV, BACK = "extern_kernels.convolution", "torch.ops.aten.convolution_backward.default"
+PRODUCTS = (
+    "gemv2T_kernel_val<int>",
+    "void cutlass::Kernel2<cutlass_80_simt>",
+    "sm80_xmma_f32",
+    "nvjet_tst_128x8",
+    "dot_kernel<float>",
+    "cublasLt::epilogue",
+)
+CONVOLUTIONS = (
+    "conv_depthwise2d_forward_kernel",
+    "sm80_xmma_wgrad",
+    "sm80_xmma_dgrad",
+    "xmma_fprop",
+    "winograd_nonfused",
+    "cudnn::ops::nchwToNhwcKernel",
+)
+ATTENTIONS = ("fmha_cutlassF_f32", "void pytorch_flash::flash_fwd_kernel", "AttentionKernel<float>", "native_sdpa_sm90")
+
+
+@pytest.mark.parametrize(
+    ("activities", "kernels", "found"),
+    [
+        ([ONE], ["cpp_1", ONE], [(1,)]),  # what runs on a processor is in no replay
+        ([COPY, ONE], ["cpp_1", MM, ONE], [(1,), (2,)]),
+        *(
+            ([COPY, name, COPY, FLASH], ["aten.index_put", MM, "aten.cumsum", ATTENTION], [(0,), (1,), (2, 3), (3,)])
+            for name in PRODUCTS
+        ),
+        *(([name, GEMM], [CONV, MM], [(0,), (1,)]) for name in CONVOLUTIONS),
+        *(([name, GEMM], [ATTENTION, MM], [(0,), (1,)]) for name in ATTENTIONS),
+        ([FLASH, FLASH, FLASH, GEMM], [ATTENTION, MM], [(0,), (0,), (0,), (1,)]),
+        (["dgrad", "wgrad", GEMM], [BACK, MM], [(0,), (0,), (1,)]),
+        (["fprop", "fprop", "fprop"], [CONV, CONV], [(0, 1)] * 3),  # two ways are one too many
+        (["fprop", GEMM, FLASH], [CONV, ATTENTION], [(0,), (0,), (1,)]),  # a convolution by a product
+        ([GEMM, "void cutlass::reduction::kernel::ReduceSplitK<1>", GEMM], [MM, MM], [(0,), (0,), (1,)]),
+        ([COPY, FLASH, GEMM], [ATTENTION, MM], [(0,), (0,), (1,)]),
+        ([GEMM, GEMM], ["torch.ops.aten._scaled_mm.default", "extern_kernels.bias_addmm"], [(0,), (1,)]),
+    ],
+)
+def test_what_names_tell(activities: list[str], kernels: list[str], found: list[tuple[int, ...]]) -> None:
+    assert match_replay(activities, kernels) == found
+
+
+def replay(
+    nodes: dict[str, FusedNode], kernels: list[tuple[str, str]], ran: dict[str, tuple[int, int]], *rows: tuple[str, int]
+) -> Attribution:
+    made = CompiledGraph(tuple((name, tuple(text.split())) for name, text in kernels), nodes)
+    return run({0: made}, *backward(1000, 5, *(rows or (("cudaGraphLaunch", 40),))), on_device=ran)
+
+
+def test_communication_in_a_replay_is_no_kernel_of_the_code() -> None:
+    nodes = {"x": fused(-1), "p": fused(A, "x"), "m": fused(B, "p", op="mm")}
+    ran = {"triton_1": (1500, 1600), "ncclDevKernel_AllReduce": (1600, 1700), "gemm": (1700, 1730)}
+    found = replay(nodes, [("triton_1", "p"), (MM, "m")], ran)
+    assert {(row.layer, row.name): row.device_ns for row in found.kernels} == {
+        ("a", "triton_1"): 100,
+        ("", "ncclDevKernel_AllReduce"): 100,
+        ("b", "gemm"): 30,
+    }
+
+
+def test_what_a_graph_without_a_replay_launches_is_of_its_rows() -> None:
+    nodes = {"x": fused(-1), "m": fused(B, "x", op="mm")}
+    found = replay(nodes, [(MM, "m")], {"aten::mm": (1500, 1600)}, ("triton_9", 10), ("aten::mm", 10))
+    assert layers(found, "device_ns") == {"": 100} and any("other kernels" in note for note in found.notes)
+
+
+def test_where_rows_tell_all_a_replay_has_what_no_row_launched() -> None:
+    nodes = {"x": fused(-1), "m": fused(A, "x", op="mm"), "n": fused(B, "m", op="mm")}
+    ran = {"gemm 1": (1500, 1600), "aten::mm": (1600, 1650), "gemm 2": (1650, 1660)}
+    found = replay(nodes, [(MM, "m"), (MM, "n")], ran, ("aten::mm", 10))
+    assert layers(found, "device_ns") == {"a": 150, "b": 10}
+
+
+def test_what_is_copied_for_a_replay_is_no_kernel_of_the_code() -> None:
+    nodes = {"x": fused(-1), "p": fused(A, "x"), "m": fused(B, "p", op="mm")}
+    ran = {"triton_1": (1500, 1600), "aten::_foreach_copy_": (1600, 1650), "gemm": (1650, 1660)}
+    found = replay(nodes, [("triton_1", "p"), (MM, "m")], ran, ("aten::_foreach_copy_", 10))
+    assert layers(found, "device_ns") == {"": 50, "a": 100, "b": 10}
+
+
+def test_flops_are_of_the_phase_and_of_measured_steps() -> None:
+    nodes = {"x": fused(-1), "p": fused(A, "x", flops=7)}
+    behind = backward(11_000, 6, ("cpp_1", 400))
+    found = run({0: graph(nodes, cpp_1="p")}, *backward(1000, 5, ("cpp_1", 40)), *behind)
+    assert {row.path: (row.flops, row.forward_flops) for row in found.layers if row.flops} == {"a": (7, 0)}
+
+
+@pytest.mark.parametrize(("flops", "shares"), [((1, 3), (25, 75)), ((0, 3), (50, 50))])
+def test_what_may_be_one_of_several_is_split_by_their_work(flops: tuple[int, int], shares: tuple[int, int]) -> None:
+    """However many bytes each moves."""
+    nodes = {
+        "x": fused(-1),
+        "m": fused(A, "x", op="mm", flops=flops[0]),
+        "n": fused(B, "m", op="mm", flops=flops[1], size=4000),
+    }
+    ran = {"gemm 1": (1500, 1510), "gemm 2": (1510, 1590), "gemm 3": (1590, 1600)}
+    found = replay(nodes, [(MM, "m"), (MM, "n")], ran)
+    assert [layers(found, "device_ns")[each] for each in "ab"] == pytest.approx(shares, abs=3)
+
+
+def test_several_lines_of_one_layer_are_no_estimate() -> None:
+    nodes = {"x": fused(-1), "p": fused(A, "x", line=0, size=30), "q": fused(A, "x", line=1, size=10)}
+    found = run({0: graph(nodes, cpp_1="p q")}, *backward(1000, 5, ("cpp_1", 400)))
+    assert layers(found) == {"a": 400} and layers(found, "estimated_ns") == {}
+    assert {row.line: row.backward_ns for row in found.lines} == {1: 300, 2: 100}  # by bytes
+
+
+def test_a_function_that_is_compiled_runs_in_no_call() -> None:
+    nodes = {"x": fused(-1, size=8), "p": fused(A, "x", again=True), "q": fused(B, "p", size=24, again=True)}
+    rows = [Row(RowKind.GRAPH, 200, 300, GRAPH, argument=0), Row(RowKind.OP, 200, 300, "cpp_1")]
+    found = run({0: graph(nodes, cpp_1="p q")}, *rows)
+    assert layers(found, "forward_self_ns")["a"] == 30 and layers(found, "forward_estimated_ns") == {"a": 30, "b": 70}
+    assert layers(found, "estimated_ns") == {}
+
+
+def test_a_sum_that_is_computed_again_is_recompute() -> None:
+    nodes = {"x": fused(-1), "s": fused(A, "x", again=True, is_sum=True)}
+    found = run({0: graph(nodes, cpp_1="s")}, *backward(1000, 5, ("cpp_1", 240)))
+    assert (layers(found, "recompute_ns"), layers(found, "gradient_sum_ns")) == ({"a": 240}, {})
+
+
+def test_names_of_layers_that_begin_alike_are_told_apart() -> None:
+    moved = Moved.of(0, 1, ("a.1", "a.2", "a.10", "a.1.x", "a.2.x"))
+    assert [moved.layer(each) for each in range(5)] == [1, 1, 2, 4, 4]
+
+
+def test_what_holds_a_shared_weight_stays() -> None:
+    paths = ("a", "a.shared", "b")
+    assert Moved.of(0, 2, paths, {1}).layer(1) == 1 and Moved.of(0, 2, paths).layer(1) == 2
+
+
+def test_a_run_outside_of_all_layers_moves_nothing() -> None:
+    assert Moved.of(0, -1, ("a", "b")).to is None and Moved.of(-1, 1, ("a", "b")).to is None
+
+
+def noted(
+    path: str, *inputs: str, op: str = "mul", is_sum: bool = False, forward: bool = False, flops: int = 0
+) -> NodeNote:
+    return NodeNote(
+        modules=(CalledFrom(0, path, "L"),) if path else (),
+        frames=((path, 1, "forward"),) if path else (),
+        inputs=inputs,
+        op=op,
+        is_sum=is_sum,
+        forward=forward,
+        flops=flops,
+        bytes=4,
+        is_view=False,
+    )
+
+
+def owners(nodes: dict[str, NodeNote]) -> dict[str, tuple[str, int]]:
+    """Of each sum the innermost module that it is told to lie in, and its line."""
+    found = inductor._with_owners(nodes)
+    return {
+        name: (node.modules[-1].path if node.modules else "", node.frames[-1][1] if node.frames else 0)
+        for name, node in found.items()
+        if node.is_sum
+    }
+
+
+def in_modules(path: str, *inputs: str, line: int = 1, **more: object) -> NodeNote:
+    """A node in a module and those around it, called on line 10 of the model and ``line`` of its block."""
+    parts = path.split(".") if path else []
+    around = tuple(CalledFrom(k, ".".join(parts[: k + 1]), "L") for k in range(len(parts)))
+    frames = (("model.py", 10, "forward"), ("block.py", line, "forward"))
+    return NodeNote(
+        modules=around,
+        frames=frames,
+        inputs=inputs,
+        **{"op": "mul", "forward": False, "bytes": 4, "is_view": False, **more},
+    )  # type: ignore[arg-type]
+
+
+def test_a_sum_is_of_the_node_that_waits_for_it() -> None:
+    nodes = {
+        "x": in_modules("", op=""),
+        "sum": in_modules("stale", "x", "x", is_sum=True, line=99),
+        "again": in_modules("b.other", "sum", forward=True),
+        "relu": in_modules("b.relu", "sum", line=5),
+        "output": in_modules("", "sum", "relu", op=""),
+    }
+    assert owners(nodes) == {"sum": ("b.relu", 5)}
+
+
+def test_an_addition_hands_its_gradient_on_to_both_sides() -> None:
+    """x + mlp(norm(x)), twice: each sum is of the block's own addition, that of what came first of the embedding."""
+    nodes = {
+        "x": in_modules("", op=""),
+        "norm1": in_modules("b1.norm", "x", line=7),
+        "sum1": in_modules("b1.norm", "x", "norm1", is_sum=True),
+        "down0": in_modules("b0.mlp.down", "sum1", line=8),
+        "norm0": in_modules("b0.norm", "down0", line=7),
+        "sum0": in_modules("b0.norm", "sum1", "norm0", is_sum=True),
+        "embed": in_modules("embed", "sum0", line=3),
+    }
+    assert owners(nodes) == {"sum1": ("b0", 8), "sum0": ("embed", 3)}
+
+
+def test_a_sum_that_nobody_reads_is_of_what_it_adds_up() -> None:
+    """The gradient of a weight that one layer uses twice, and of what a graph was given."""
+    nodes = {
+        "x": in_modules("", op=""),
+        "mm1": in_modules("a.layer", "x", line=4),
+        "mm2": in_modules("a.layer", "x", line=5),
+        "weight": in_modules("stale", "mm1", "mm2", is_sum=True),
+        "given": in_modules("stale", "mm1", "x", is_sum=True),
+        "output": in_modules("", "weight", "given", op=""),
+    }
+    found = owners(nodes)
+    assert found["weight"][0] == "a.layer" and found["given"][0] == ""
+
+
+@pytest.mark.parametrize("is_sum", [True, False])
+def test_torch_tells_of_sums(is_sum: bool) -> None:
+    made = torch.fx.Graph()
+    node = made.placeholder("x")
+    node.meta["is_gradient_acc"] = is_sum
+    assert inductor._node(node).is_sum is is_sum
+
+
+def test_of_two_matmuls_that_may_have_been_joined_neither_is_told() -> None:
+    made = torch.fx.Graph()
+    node = made.placeholder("joined")
+    node.meta["from_node"] = [SimpleNamespace(name="add")]
+    earlier = {"m": noted("a", flops=8), "n": noted("b", flops=8), "add": noted("c", "m", "n")}
+    note = noted("", flops=8)
+    assert inductor._with_origin(node, note, earlier, {"joined"}) is note
+    assert inductor._with_origin(node, note, earlier, {"joined", "n"}).modules == earlier["m"].modules
+
+
+def test_a_graphs_note_has_its_own_kernels_and_its_sums_at_what_reads_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    debug = SimpleNamespace(_inductor_triton_kernel_to_post_grad_node_info={"cpp_1:1": ["x"], "cpp_2:2": ["m"]})
+    monkeypatch.setitem(sys.modules, inductor._DEBUG, debug)
+    made = torch.fx.Graph()
+    x = made.placeholder("x")
+    added = made.call_function(torch.add, (x, x))
+    added.meta["is_gradient_acc"] = True
+    read = made.call_function(torch.neg, (added,))
+    read.meta["fwd_nn_module_stack"] = {"1": ("L['self'].a", torch.nn.Linear)}
+    made.output(read)
+    found = inductor._noted(SimpleNamespace(graph=made), 1, {})
+    assert found.kernels == (("cpp_2", ("m",)),)
+    assert found.nodes["add"].modules == found.nodes["neg"].modules != ()
+
+
+def test_an_estimate_behind_the_steps_is_not_counted() -> None:  # the layer has more that is exact
+    nodes = {"x": fused(-1, size=8), "p": fused(A, "x"), "q": fused(B, "p", size=24), "r": fused(A, "x")}
+    graphs = {0: graph(nodes, cpp_1="p q", cpp_2="r")}
+    found = run(
+        graphs, *backward(1000, 5, ("cpp_1", 400), ("cpp_2", 900)), *backward(11_000, 6, ("cpp_1", 400), ("cpp_2", 9))
+    )
+    assert layers(found, "estimated_ns")["a"] == 120
+
+
+def test_an_input_is_read_where_there_is_a_line_too() -> None:
+    made = CompiledGraph((), {"x": fused(-1), "loss": fused(-1, "x", line=1)}, inputs=("x",))
+    assert _Known.of(made, Moved(None)).readers == ((None, 1),)
+
+
+def test_every_kernel_of_a_processor_computes() -> None:
+    nodes = {
+        "x": fused(-1, size=8),
+        "p": fused(A, "x", size=8, op="inductor_random"),
+        "q": fused(B, "x", size=8, op="mul"),
+    }
+    found = run({0: graph(nodes, cpp_1="p q")}, *backward(1000, 5, ("cpp_1", 400)))
+    assert layers(found)["a"] == pytest.approx(400 * 176 // 192, abs=1)

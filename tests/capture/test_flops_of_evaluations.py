@@ -1,0 +1,53 @@
+"""Floating-point operations of a loop with evaluations between its passes: those have no backward."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import gradscope
+
+ROWS, WIDTH = 4, 16
+PRODUCT = 2 * ROWS * WIDTH * WIDTH
+
+
+@pytest.mark.parametrize("every", [1, 4])
+def test_backward_is_counted_for_what_is_trained(every: int) -> None:
+    """Twenty calls without gradients in each step, or in some: forward's operations grow, backward's do not."""
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH))
+    x = torch.randn(ROWS, WIDTH)
+    number = 0
+    with gradscope.profiling(model, steps=4, warmup=1) as prof:
+        while True:
+            if number % every == 0:
+                with torch.no_grad():
+                    for _ in range(20):
+                        model(x)
+            model(x).sum().backward()
+            number += 1
+            if prof.step():
+                break
+    rows = {row.path: row for row in prof.report.data.layers}
+    assert rows["0"].backward_flops == PRODUCT  # of the weight alone: the input needs no gradient
+    assert rows["2"].backward_flops == 2 * PRODUCT
+    forward = rows["0"].forward_flops
+    assert forward is not None and forward > PRODUCT
+    evaluated = 20 * 4 // every
+    (note,) = [note for note in prof.report.data.notes if "without gradients" in note]
+    assert note.startswith(f"{evaluated} of {evaluated + 4} calls of Sequential")
+
+
+def test_a_checkpoint_that_makes_no_nodes_in_forward_has_backward() -> None:
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH))
+    x = torch.randn(ROWS, WIDTH, requires_grad=True)
+    with gradscope.profiling(model, steps=2, warmup=1) as prof:
+        while True:
+            checkpoint(model, x, use_reentrant=True).sum().backward()
+            if prof.step():
+                break
+    rows = {row.path: row for row in prof.report.data.layers}
+    for path in "01":
+        row = rows[path]
+        assert row.backward_flops is not None and row.backward_flops >= 2 * PRODUCT, path
