@@ -14,6 +14,7 @@ from gradscope.diagnose.rules import RULES
 from gradscope.recording.graph import Node
 from gradscope.tables import Finding, OpRow
 from tests.diagnose.settings.test_settings_made import HOPPER, LINEAR, MATMUL, call, check_words, made_case, tensor
+from tests.diagnose.timing_cases import row as layer
 
 IMAGES = tensor(8, 16, 32, 32)
 CONV = call("conv2d", [IMAGES, tensor(16, 16, 3, 3)], IMAGES, layer="conv")
@@ -60,6 +61,17 @@ def test_products_by_the_newer_switches() -> None:
     assert finding.code == 'torch.set_float32_matmul_precision("high")'
     assert found([MATMUL], [LINEAR], **{**settings, "matmul_fp32": "tf32"}) == []
     assert found([MATMUL], [LINEAR], **settings) == []  # torch refused to say
+
+
+def test_products_of_torchs_own_layers() -> None:
+    """Whose call is known by the module around them alone, and whose time by their own path."""
+    case = made_case([replace(MATMUL, layer="body.fc")], [replace(LINEAR, module="Linear")], **HOPPER)
+    rows = (
+        layer("body", 0, 0, "Sequential", backward_self_steps_ns=(0,)),
+        layer("body.fc", 0, 0, "Linear", backward_self_steps_ns=(0,)),
+    )
+    (finding,) = RULES["tf32-off"].find(replace(case, run=replace(case.run, layers=rows)))
+    assert finding.cost_ns == MATMUL.self_ns
 
 
 def test_both_are_two_findings() -> None:

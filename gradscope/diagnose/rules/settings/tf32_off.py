@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 import torch
 
-from gradscope.diagnose.case import Case, Rule, share
+from gradscope.diagnose.case import Case, Rule, layers_of, share
 from gradscope.diagnose.findings import make_finding, of_step, parts_of
 from gradscope.ops import ATEN_CONVOLUTIONS, ATEN_MATMULS, CONVOLUTIONS, MATMULS
 from gradscope.recording.graph import Node
@@ -127,7 +127,8 @@ def _layers(case: Case, kind: _Switched) -> set[str | None]:
     found: defaultdict[str | None, list[bool]] = defaultdict(list)
     for call in case.facts.calls:
         if call.op in kind.calls:
-            found[call.layer].append(_is_float32(call))
+            for layer in (call.layer, *layers_of(case, call)[1:]):
+                found[layer].append(_is_float32(call))
     return {layer for layer, all_of_them in found.items() if all(all_of_them)}
 
 
