@@ -186,7 +186,9 @@ class LayerRow:
     communication_ns: int = 0  # in backward, for it, with other ranks: not in backward_total_ns
     forward_communication_ns: int = 0  # of forward_self_ns
     overlapped_communication_ns: int = 0  # kernels of its collectives, while their device did something else
-    estimated_ns: int | None = None  # of backward_self_ns and recompute_ns: its share of kernels of several layers
+    estimated_ns: int | None = (
+        None  # of backward_self_ns, recompute_ns and gradient_sum_ns: its share of kernels of several layers
+    )
     forward_estimated_ns: int | None = None  # of forward_self_ns
     tied: Sequence[str] = ()  # parameters this layer shares with others, as "path.name"
     device_ns: int | None = None  # kernels launched under the layer, forward and backward (CUDA)

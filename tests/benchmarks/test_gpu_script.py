@@ -51,7 +51,8 @@ def test_names_and_machines_that_there_are_not(tmp_path: Path) -> None:
     done = run(tmp_path, "speed")
     assert done.returncode == 2
     assert (
-        done.stderr == "no part speed: triton recipes tests traces overhead limits predictions analysis truth memory\n"
+        done.stderr
+        == "no part speed: triton recipes tests compiled traces overhead limits predictions analysis truth memory\n"
     )
     (tmp_path / "none").write_text("#!/usr/bin/env bash\nexit 1\n")
     (tmp_path / "none").chmod(0o755)
