@@ -97,7 +97,7 @@ def without_flops(rows: tuple[LayerRow, ...], layers: Collection[int]) -> tuple[
 def with_flops(rows: tuple[LayerRow, ...], survey: Notes, trained: Sequence[float]) -> tuple[LayerRow, ...]:
     """Return the floating-point operations of a mean step: the survey's of one call of each layer, times its calls.
 
-    What is called in the timed steps but was not in the survey has none: they are not known.
+    What is called, or trained, in the timed steps but was not in the survey has none: they are not known.
 
     Args:
         trained: of each layer the calls that backward follows, per step: those of an evaluation have no backward.
@@ -113,11 +113,12 @@ def with_flops(rows: tuple[LayerRow, ...], survey: Notes, trained: Sequence[floa
     result = []
     for index, row in enumerate(rows):
         seen = calls.get(index, 0)
-        if row.calls and not seen:
+        followed = survey.trained.get(index, 0)  # none: a checkpoint's forward makes no nodes
+        untrained = trained[index] and not followed and forward[index] and not backward[index]
+        if (row.calls and not seen) or untrained:
             result.append(row)
             continue
         often = row.calls / seen if seen else 1
-        followed = survey.trained.get(index, 0)  # none: a checkpoint's forward makes no nodes
         first = round(forward[index] * often)
         second = round(backward[index] * (trained[index] / followed if followed else often))
         result.append(replace(row, flops=first + second, forward_flops=first, backward_flops=second))

@@ -22,7 +22,7 @@ class HooksAside:
 
     def __init__(self) -> None:
         self._handles: list[RemovableHandle] = []
-        self._inside: set[int] = set()  # threads
+        self._inside: set[threading.Thread] = set()
         self._away: list[_Away] = []
         self._lock = threading.Lock()
         self._guarded: bool | None = None  # not known yet
@@ -31,8 +31,8 @@ class HooksAside:
     def holding(self, *handles: RemovableHandle) -> Iterator[None]:
         """These hooks are registered, and removed when the block is left."""
         with self._lock:
-            self._guarded = None
             self._put_back()
+            self._guarded = None
             self._handles += handles
             self._turn()
         try:
@@ -48,16 +48,17 @@ class HooksAside:
     def follow(self, entered: bool) -> None:
         """A compiled function is entered by this thread, or has been left."""
         with self._lock:
-            if self._guarded is None and entered:
-                self._guarded = dynamo_reads_hooks()
-            if not self._guarded:
-                return
-            (self._inside.add if entered else self._inside.discard)(threading.get_ident())
+            (self._inside.add if entered else self._inside.discard)(threading.current_thread())
             self._put_back()
             self._turn()
 
     def _turn(self) -> None:
-        if self._inside and self._guarded and self._handles:
+        self._inside = {each for each in self._inside if each.is_alive()}
+        if not self._inside or not self._handles:
+            return
+        if self._guarded is None:
+            self._guarded = dynamo_reads_hooks()
+        if self._guarded:
             ids = {each.id for each in self._handles}
             self._away = [_Away(table, ids) for handle in self._handles for table in hook_tables(handle)]
 

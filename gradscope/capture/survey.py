@@ -255,8 +255,13 @@ class FlopMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        result = func(*args, **kwargs)
         formula = self._formulas.get(func._overloadpacket)
+        if formula is None and torch.is_inference_mode_enabled():
+            with self:  # there a mode is given what consists of others whole: a linear, say
+                result = func.decompose(*args, **kwargs)
+            if result is not NotImplemented:
+                return result
+        result = func(*args, **kwargs)
         if formula is not None:
             with self._guard.over(FLOPS):
                 self._count(formula(*args, **kwargs, out_val=result))

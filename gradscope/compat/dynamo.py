@@ -113,8 +113,11 @@ def untraced(function: Callable[..., Any]) -> Callable[..., Any]:
 
     def call(*args: Any, **kwargs: Any) -> Any:
         nonlocal called
-        if called is function and DYNAMO in sys.modules:
-            called = sys.modules[DYNAMO].disable(function)
+        if called is function:
+            # None while another thread imports it.
+            disable = getattr(sys.modules.get(DYNAMO), "disable", None)
+            if disable is not None:
+                called = disable(function)
         return called(*args, **kwargs)
 
     keep_eager(call)

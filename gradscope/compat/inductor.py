@@ -269,15 +269,21 @@ def _with_owners(nodes: Mapping[str, NodeNote]) -> dict[str, NodeNote]:
     in turn. So it lies in what is around all that reads the sum, or is added to it then. Where nothing reads it, a
     parameter's gradient say, it is of what is around that which is added up.
     """
-    readers: dict[str, list[NodeNote]] = {}
-    for node in nodes.values():
-        for each in node.inputs:
-            readers.setdefault(each, []).append(node)
-    found = dict(nodes)
+    readers: dict[str, list[str]] = {}
     for name, node in nodes.items():
+        for each in node.inputs:
+            readers.setdefault(each, []).append(name)
+    found = dict(nodes)
+    for name in reversed(tuple(nodes)):  # what reads a node comes behind it
+        node = nodes[name]
         if not node.is_sum:
             continue
-        reading = [each for each in readers.get(name, ()) if each.op and not each.forward]
+        read_by = [each for each in readers.get(name, ()) if nodes[each].op and not nodes[each].forward]
+        reading = [nodes[each] for each in read_by]
+        if reading and all(each.is_sum for each in reading):  # a part of a larger sum
+            whole = found[read_by[0]]
+            found[name] = replace(node, modules=whole.modules, frames=whole.frames)
+            continue
         beside = [
             nodes[each]
             for reader in reading

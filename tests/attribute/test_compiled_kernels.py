@@ -234,6 +234,19 @@ def test_an_addition_hands_its_gradient_on_to_both_sides() -> None:
     assert owners(nodes) == {"sum1": ("b0", 8), "sum0": ("embed", 3)}
 
 
+def test_three_readers_make_one_sum_in_two_parts() -> None:
+    nodes = {
+        "x": in_modules("", op=""),
+        "q": in_modules("q", "x"),
+        "k": in_modules("k", "x"),
+        "v": in_modules("v", "x"),
+        "part": in_modules("stale", "q", "k", is_sum=True),
+        "sum": in_modules("stale", "part", "v", is_sum=True),
+        "tanh": in_modules("act", "sum", line=6),
+    }
+    assert owners(nodes) == {"part": ("act", 6), "sum": ("act", 6)}
+
+
 def test_a_sum_that_nobody_reads_is_of_what_it_adds_up() -> None:
     """The gradient of a weight that one layer uses twice, and of what a graph was given."""
     nodes = {

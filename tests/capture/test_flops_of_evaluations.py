@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -13,8 +15,9 @@ ROWS, WIDTH = 4, 16
 PRODUCT = 2 * ROWS * WIDTH * WIDTH
 
 
+@pytest.mark.parametrize("without", [torch.no_grad, torch.inference_mode])
 @pytest.mark.parametrize("every", [1, 4])
-def test_backward_is_counted_for_what_is_trained(every: int) -> None:
+def test_backward_is_counted_for_what_is_trained(every: int, without: Any) -> None:
     """Twenty calls without gradients in each step, or in some: forward's operations grow, backward's do not."""
     model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH))
     x = torch.randn(ROWS, WIDTH)
@@ -22,7 +25,7 @@ def test_backward_is_counted_for_what_is_trained(every: int) -> None:
     with gradscope.profiling(model, steps=4, warmup=1) as prof:
         while True:
             if number % every == 0:
-                with torch.no_grad():
+                with without():
                     for _ in range(20):
                         model(x)
             model(x).sum().backward()
@@ -34,6 +37,8 @@ def test_backward_is_counted_for_what_is_trained(every: int) -> None:
     assert rows["2"].backward_flops == 2 * PRODUCT
     forward = rows["0"].forward_flops
     assert forward is not None and forward > PRODUCT
+    if every == 1:
+        assert forward == 21 * PRODUCT
     evaluated = 20 * 4 // every
     (note,) = [note for note in prof.report.data.notes if "without gradients" in note]
     assert note.startswith(f"{evaluated} of {evaluated + 4} calls of Sequential")

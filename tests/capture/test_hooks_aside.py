@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from threading import Thread
+from threading import Event, Thread
 from typing import Any
 
 import pytest
@@ -91,13 +91,40 @@ def test_another_thread_that_is_still_inside_keeps_them_away(calls: list[str]) -
     aside = HooksAside()
     mine = torchs.register_module_forward_hook(lambda *_: calls.append("mine"))
     with aside.holding(mine):
-        other = Thread(target=lambda: aside.follow(True))
+        inside, ends = Event(), Event()
+
+        def enters() -> None:
+            aside.follow(True)
+            inside.set()
+            ends.wait(10)
+
+        other = Thread(target=enters)
         other.start()
-        other.join()
+        inside.wait(10)
         aside.follow(True)
         aside.follow(False)
         run()
         assert calls == []
+        ends.set()  # without a word that it has left
+        other.join()
+        aside.follow(False)
+        run()
+        assert calls == ["mine"]
+
+
+def test_hooks_of_the_next_phase_are_away_too_while_a_thread_is_inside(calls: list[str]) -> None:
+    """And come back when it leaves, though the phase began in between."""
+    aside = HooksAside()
+    first = torchs.register_module_forward_hook(lambda *_: calls.append("first"))
+    with aside.holding(first):
+        aside.follow(True)
+    second = torchs.register_module_forward_hook(lambda *_: calls.append("second"))
+    with aside.holding(second):
+        run()
+        assert calls == []
+        aside.follow(False)
+        run()
+        assert calls == ["second"]
 
 
 def test_nothing_moves_where_dynamo_does_not_look(monkeypatch: pytest.MonkeyPatch, calls: list[str]) -> None:

@@ -164,9 +164,14 @@ def _dealt_out(does: Sequence[_Work | None], needs: Sequence[_Work | None]) -> l
     ways = [[0] * (len(does) + 1) for _ in range(len(needs) + 1)]
     ways[-1][-1] = 1
     for number in reversed(range(len(needs))):
-        for begin in range(len(does) + 1):
-            ends = _ends(does, needs[number], begin)
-            ways[number][begin] = min(sum(ways[number + 1][end] for end in ends), 2)
+        behind = 0
+        for begin in reversed(range(len(does) + 1)):
+            behind = min(behind + ways[number + 1][begin], 2)
+            if needs[number] is None:
+                ways[number][begin] = behind
+            else:
+                ends = _ends(does, needs[number], begin)
+                ways[number][begin] = min(sum(ways[number + 1][end] for end in ends), 2)
     if ways[0][0] != 1:
         return None
     found: list[int] = []
