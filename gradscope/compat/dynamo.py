@@ -62,10 +62,10 @@ def _leave_alone(code: CodeType, *, inner: bool = True) -> None:
 def dynamo_reads_hooks() -> bool:
     """Check that Dynamo may guard which hooks all modules have.
 
-    Before torch 2.13 it traces through torch's ``__call__``, which asks for them, where a class calls that from one of
-    its own, as Hugging Face's checkpointed layers do.
+    But for torch 2.13 it traces through torch's ``__call__``, which asks for them, where a class calls that from one of
+    its own, as Hugging Face's checkpointed layers do (seen with 2.11, 2.12 and 2.14).
     """
-    return _VERSION < (2, 13) and _has_own_call(torch.nn.Module)
+    return _VERSION != (2, 13) and _has_own_call(torch.nn.Module)
 
 
 _VERSION = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
