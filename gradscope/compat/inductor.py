@@ -1,7 +1,7 @@
 """What Inductor knows of the kernels that it generates: of which nodes each is made, and where these are from.
 
 Source: torch/_inductor/debug.py (``set_kernel_post_grad_provenance_tracing``), compile_fx.py, output_code.py (the row
-that a graph writes into a profiler's trace), as of torch 2.11 to 2.13.
+that a graph writes into a profiler's trace), as of torch 2.11 to 2.14.
 """
 
 from __future__ import annotations
