@@ -12,23 +12,24 @@ from gradscope.compat.checks import (
     check,
     require,
 )
-from gradscope.compat.dynamo import (
-    DYNAMO,
+from gradscope.compat.dynamo import DYNAMO
+from gradscope.compat.dynamo.entry import following_dynamo
+from gradscope.compat.dynamo.left_alone import (
     CompiledSteps,
-    CompileLog,
+    keep_eager,
+    keep_frame_eager,
+    untraced,
+    watching_dynamo,
+)
+from gradscope.compat.dynamo.log import CompileLog
+from gradscope.compat.dynamo.versions import (
     compiler_stance,
     compiles_backward,
     compiles_nothing,
     dynamo_reads_hooks,
-    following_dynamo,
-    keep_eager,
-    keep_frame_eager,
     many_versions,
     may_compile,
-    once_imported,
     recompile_limit,
-    untraced,
-    watching_dynamo,
 )
 from gradscope.compat.engine import (
     checkpoint_frame,
@@ -43,6 +44,7 @@ from gradscope.compat.engine import (
     swap_engine_entry,
 )
 from gradscope.compat.flops import flop_formulas
+from gradscope.compat.imports import once_imported
 from gradscope.compat.inductor import GraphWatch, probe_graphs, watching_graphs
 from gradscope.compat.private import (
     SavedTensor,

@@ -26,8 +26,9 @@ from torch.fx.node import map_arg
 from torch.utils._pytree import tree_map_only
 
 from gradscope import markers
-from gradscope.compat.dynamo import once_imported, users_name
+from gradscope.compat.dynamo.log import users_name
 from gradscope.compat.flops import flop_formulas
+from gradscope.compat.imports import once_imported
 from gradscope.tables import CalledFrom, GraphNote, GraphRun, NodeNote
 
 _COMPILE, _DEBUG, _OUTPUT = (f"torch._inductor.{name}" for name in ("compile_fx", "debug", "output_code"))

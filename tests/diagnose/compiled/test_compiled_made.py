@@ -14,7 +14,7 @@ import pytest
 
 from gradscope.capture import compiling
 from gradscope.compat import GraphWatch
-from gradscope.compat.dynamo import Compilation, CompileLog, GraphBreak
+from gradscope.compat.dynamo.log import Compilation, CompileLog, GraphBreak
 from gradscope.diagnose.rules import RULES
 from gradscope.tables import Finding, GraphNote, NodeNote, OpRow
 from tests.diagnose.settings.test_settings_made import made_case
@@ -125,7 +125,7 @@ class Log:
             Compilation("forward", "project/model.py", 6, 1.0, False, ""),
             Compilation("forward", "project/model.py", 6, 2.0, True, f"1/0: {SIZE}  # return x * 2  # model.py:7"),
             Compilation("adamw", compiling._TORCH + "optim/adamw.py", 6, 2.0, True, "1/0: x"),
-            Compilation("call", compiling._OURS + "compat/dynamo.py", 6, 2.0, True, "1/0: x"),
+            Compilation("call", compiling._OURS + "compat/dynamo/log.py", 6, 2.0, True, "1/0: x"),
         ]
 
     def breaks(self) -> list[GraphBreak]:

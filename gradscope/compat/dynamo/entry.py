@@ -1,0 +1,192 @@
+"""When a thread enters a function that torch.compile made, and when it has left the outermost one."""
+
+from __future__ import annotations
+
+import dis
+import functools
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from itertools import pairwise
+from types import CodeType, FrameType
+from typing import Any, NamedTuple
+
+from gradscope.compat.dynamo import DYNAMO
+from gradscope.compat.dynamo.left_alone import keep_eager, keep_frame_eager
+from gradscope.compat.imports import once_imported
+
+
+@contextmanager
+def following_dynamo(
+    follow: Callable[[bool], None],
+    ahead: Callable[[], AbstractContextManager[None]],
+    failed: Callable[[Exception], None],
+) -> Iterator[None]:
+    """Tell when a thread enters a compiled function, and when it has left the outermost one, until the block is left.
+
+    Also of functions in there that Dynamo leaves alone nothing is told: it goes on looking once these have returned.
+
+    Args:
+        follow: called with True before, and with False behind it.
+        ahead: made around each call of what was compiled ahead of time, which looks at its guards itself.
+        failed: as of :func:`watching_dynamo`.
+    """
+    with ExitStack() as stack:
+
+        def guarded(enter: Callable[[], AbstractContextManager[None]]) -> Callable[[], None]:
+            def begin() -> None:
+                try:
+                    stack.enter_context(enter())
+                except Exception as error:
+                    failed(error)
+
+            return begin
+
+        frames = f"{DYNAMO}.eval_frame"
+        stack.enter_context(once_imported(DYNAMO, guarded(lambda: _following(sys.modules[frames], follow))))
+        module = f"{DYNAMO}.aot_compile"
+        stack.enter_context(once_imported(module, guarded(lambda: _around_ahead(sys.modules[module], ahead))))
+        yield
+
+
+class _Wrapper(NamedTuple):
+    """The code that torch.compile puts around a function: up to where it opens, and where it calls the function."""
+
+    opens: int  # the first of its bytes that is behind the call of set_eval_frame that opens it
+    calls: (
+        range  # the bytes of the call of _maybe_set_eval_frame in front of the function; every other one is behind it
+    )
+
+
+class _Outermost(threading.local):
+    """The call of a compiled function, of each thread, inside of which all others are."""
+
+    frame = 0  # its id; 0: none
+    known = False  # whether the thread was in one when it was first looked at
+
+
+@contextmanager
+def _following(frames: Any, follow: Callable[[bool], None]) -> Iterator[None]:
+    """What torch.compile makes of a function calls ``set_eval_frame`` first of all.
+
+    It calls ``_maybe_set_eval_frame`` in front of the function and last of all, wherever it returns.
+    """
+    calls = _Calls(frames, follow)
+    before = {name: getattr(frames, name) for name in ("set_eval_frame", "_maybe_set_eval_frame")}
+
+    def set_eval_frame(callback: Any) -> Any:
+        calls.opens(sys._getframe(1))
+        return before["set_eval_frame"](callback)
+
+    def maybe_set_eval_frame(callback: Any) -> Any:
+        calls.closes(sys._getframe(1))
+        return before["_maybe_set_eval_frame"](callback)
+
+    ours = dict(zip(before, (set_eval_frame, maybe_set_eval_frame), strict=True))
+    calls.look(sys._getframe())
+    for name, function in ours.items():
+        keep_frame_eager(function)  # with what it calls, the callback would be put back that it sets
+        setattr(frames, name, function)
+    try:
+        yield
+    finally:
+        for name, function in ours.items():
+            if getattr(frames, name) is function:
+                setattr(frames, name, before[name])
+
+
+class _Calls:
+    """Tells of the outermost compiled function that each thread is in."""
+
+    def __init__(self, frames: Any, follow: Callable[[bool], None]) -> None:
+        self._frames, self._follow = frames, follow
+        self._wrappers = wrappers_of(frames)
+        self._here = _Outermost()
+
+    def look(self, frame: FrameType | None) -> None:
+        """Find the compiled function that this thread was in before anything was followed."""
+        self._here.known = True
+        while frame is not None:
+            if id(frame.f_code) in self._wrappers:
+                self._here.frame = id(frame)
+            frame = frame.f_back
+        if self._here.frame:
+            self._follow(True)
+
+    def opens(self, frame: FrameType) -> None:
+        """``frame`` has called ``set_eval_frame``."""
+        wrapper, here = self._wrappers.get(id(frame.f_code)), self._here
+        if wrapper is None or frame.f_lasti >= wrapper.opens:
+            return
+        if not here.known:
+            self.look(frame.f_back)
+        # One that ended in another way may have lain at the same address.
+        outermost = here.frame in (0, id(frame)) or not _is_below(frame, here.frame)
+        if outermost and not _is_forced_eager(self._frames):
+            here.frame = id(frame)
+            self._follow(True)
+
+    def closes(self, frame: FrameType) -> None:
+        """``frame`` has called ``_maybe_set_eval_frame``."""
+        if self._here.frame == id(frame) and frame.f_lasti not in self._wrappers[id(frame.f_code)].calls:
+            self._here.frame = 0
+            self._follow(False)
+
+
+@contextmanager
+def _around_ahead(module: Any, ahead: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
+    kind = getattr(module, "AOTCompiledFunction", None)
+    if kind is None:  # of another torch
+        yield
+        return
+    original = kind.__call__
+
+    @functools.wraps(original)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with ahead():
+            return original(self, *args, **kwargs)
+
+    kind.__call__ = call
+    try:
+        yield
+    finally:
+        if kind.__call__ is call:
+            kind.__call__ = original
+
+
+def _is_forced_eager(frames: Any) -> bool:
+    return getattr(getattr(frames, "_stance", None), "stance", "") == "force_eager"
+
+
+def _is_below(frame: FrameType, outer: int) -> bool:
+    above = frame.f_back
+    while above is not None:
+        if id(above) == outer:
+            return True
+        above = above.f_back
+    return False
+
+
+for _each in (_is_forced_eager, _is_below, _Calls.opens, _Calls.closes, _Calls.look):
+    keep_eager(_each)
+
+
+def wrappers_of(frames: Any) -> dict[int, _Wrapper]:
+    """What torch.compile puts around functions, by the id of its code.
+
+    Raises:
+        AttributeError: it does not call what it is followed by.
+    """
+    codes = [each for each in frames._TorchDynamoContext.__call__.__code__.co_consts if isinstance(each, CodeType)]
+    found = {}
+    for code in codes:
+        loads = [each for each in dis.get_instructions(code) if each.opname == "LOAD_GLOBAL"]
+        opens = [each.offset for each in loads if each.argval == "set_eval_frame"]
+        names = [each.argval for each in loads]
+        if len(opens) > 1 and ("_maybe_set_eval_frame", "_callback_from_stance") in pairwise(names):
+            place = list(pairwise(names)).index(("_maybe_set_eval_frame", "_callback_from_stance"))
+            found[id(code)] = _Wrapper(opens[1], range(loads[place].offset, loads[place + 2].offset))
+    if not found:
+        raise AttributeError("torch._dynamo.eval_frame sets its callback in another way")
+    return found

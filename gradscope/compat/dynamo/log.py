@@ -1,0 +1,100 @@
+"""What Dynamo has compiled, how long that took and why again, and at which lines graphs break."""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+from collections import Counter
+from typing import Any, NamedTuple
+
+_RESUMED = re.compile(r"torch_dynamo_resume_in_(.+)_at_\d+")  # what Dynamo calls the rest of a function behind a break
+
+
+class Compilation(NamedTuple):
+    """Of one frame by Dynamo: the function, where it stands, and what made it necessary if it was compiled before."""
+
+    function: str
+    file: str
+    line: int
+    seconds: float
+    again: bool
+    reason: str  # the guard that failed; empty where torch does not tell
+
+
+class GraphBreak(NamedTuple):
+    """Where the code of a frame could not be traced, and why."""
+
+    frames: tuple[tuple[str, int], ...]  # file and line, innermost last
+    reason: str
+
+
+class CompileLog:
+    """What Dynamo notes of its compilations, from the moment that this is made."""
+
+    def __init__(self) -> None:
+        self._began = time.time()
+        self._broken = len(_noted_breaks())
+        self._records: dict[int, Any] = {}  # by id, which is theirs for as long as they are held here
+
+    def collect(self) -> None:
+        """Take what there is: torch itself keeps the latest 64 alone."""
+        utils = sys.modules.get("torch._dynamo.utils")
+        for each in () if utils is None else utils.get_compilation_metrics():
+            if (each.start_time or 0.0) >= self._began:
+                self._records[id(each)] = each
+
+    def compilations(self) -> list[Compilation]:
+        """Each frame that was compiled, with its backward pass, which is compiled when that runs first."""
+        backward = Counter[str]()
+        for each in self._metrics():
+            if not each.co_filename:
+                backward[str(each.compile_id)] += getattr(each, "backward_cumulative_compile_time_us", None) or 0
+        return [
+            Compilation(
+                users_name(each.co_name or ""),
+                each.co_filename,
+                each.co_firstlineno or 0,
+                (each.entire_frame_compile_time_s or 0.0) + backward[str(each.compile_id)] / 1e6,
+                str(each.compile_id).rpartition("/")[2] not in {"", "0"},
+                _first_line(getattr(each, "recompile_reason", None) or ""),
+            )
+            for each in self._metrics()
+            if each.co_filename
+        ]
+
+    def _metrics(self) -> list[Any]:
+        self.collect()
+        return list(self._records.values())
+
+    def breaks(self) -> list[GraphBreak]:
+        """Each break of a graph, and each function that is not compiled for one, in a loop say."""
+        noted = _noted_breaks()
+        new = noted[self._broken :] if len(noted) >= self._broken else noted  # else torch._dynamo.reset() was called
+        found = [
+            GraphBreak(
+                tuple((frame.filename, frame.lineno or 0) for frame in each.user_stack), _first_line(each.reason)
+            )
+            for each in new
+        ]
+        return found + [
+            GraphBreak(
+                ((each.fail_user_frame_filename, each.fail_user_frame_lineno or 0),), _first_line(each.fail_reason)
+            )
+            for each in self._metrics()
+            if each.fail_type and each.fail_user_frame_filename
+        ]
+
+
+def users_name(function: str) -> str:
+    """The function's name in the user's code."""
+    return _RESUMED.sub(r"\1", function)
+
+
+def _first_line(text: Any) -> str:
+    return str(text).strip().partition("\n")[0]
+
+
+def _noted_breaks() -> list[Any]:
+    utils = sys.modules.get("torch._dynamo.utils")
+    return [] if utils is None else utils.graph_break_reasons
