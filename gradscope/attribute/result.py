@@ -36,7 +36,7 @@ from gradscope.attribute.layer_columns import (
 )
 from gradscope.attribute.nodes import OUTSIDE
 from gradscope.attribute.rows import BACKWARD_CATEGORIES, BoolColumn, Category, self_times
-from gradscope.attribute.survey import Notes, makes_nodes
+from gradscope.attribute.survey import Notes, is_trained
 from gradscope.attribute.waits import take_out_waits, without_process_group
 from gradscope.ops import ATEN_ATTENTION, ATEN_CONVOLUTIONS, ATEN_MATMULS
 from gradscope.tables import (
@@ -144,7 +144,7 @@ def build_result(
     step, notes = _step_times(wall_ns, cells, totals_by_step(assigned, parts))
     ledger = _ledger(cells)
     calls, trained = _calls(assigned, len(modules))
-    notes += _without_gradients(modules, calls, trained)
+    notes += _not_trained(modules, calls, trained)
     samples = {each: layer_steps(assigned, parts, len(modules), each) for each in (Category.LAYER, Category.FORWARD)}
     rows = _layers(cells, modules, calls, samples, ledger.backward_ns)
     rows, step = with_communication(rows, step, assigned, parts, ledger.communication_ns)
@@ -253,21 +253,22 @@ def spread(samples: IntColumn) -> Spread:
 
 
 def _calls(assigned: Assigned, layers: int) -> tuple[IntColumn, IntColumn]:
-    """Return the forward calls of each layer over all measured steps, and of these those that backward follows."""
+    """Return the forward calls of each layer over all measured steps, and the calls that backward follows."""
     table, calls = assigned.skeleton.table, assigned.skeleton.calls
-    forward = (table.kind == RowKind.CALL) & (assigned.rows.category == Category.FORWARD) & (assigned.steps.of_row >= 0)
+    measured, category = assigned.steps.of_row >= 0, assigned.rows.category
+    forward = (table.kind == RowKind.CALL) & (category == Category.FORWARD)
     counts = []
-    for rows in (np.flatnonzero(forward), np.flatnonzero(forward & makes_nodes(assigned.skeleton))):
-        label = calls.label[table.argument[rows]]
+    for rows in (forward, is_trained(assigned.skeleton, category)):
+        label = calls.label[table.argument[np.flatnonzero(rows & measured)]]
         counts.append(np.bincount(label[label >= 0], minlength=layers))
     return counts[0], counts[1]
 
 
-def _without_gradients(modules: Sequence[ModuleInfo], calls: IntColumn, trained: IntColumn) -> list[str]:
+def _not_trained(modules: Sequence[ModuleInfo], calls: IntColumn, trained: IntColumn) -> list[str]:
     """Say of models that are trained which of their calls were not for that."""
     return [
         f"{calls[number] - trained[number]} of {calls[number]} calls of {info.path or info.class_name} in the measured "
-        "steps ran without gradients, an evaluation say: their time is forward's"
+        "steps led to no backward pass, those of an evaluation say: their time is forward's"
         for number, info in enumerate(modules)
         if info.parent is None and 0 < trained[number] < calls[number]
     ]

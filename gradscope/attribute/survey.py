@@ -63,7 +63,7 @@ class Notes:
     flops: dict[tuple[int, int], int]  # (layer, category) -> floating-point operations of the step
     shapes: dict[tuple[int, int, str], str]  # (layer, category, op) -> most frequent shapes
     calls: dict[int, int] = field(default_factory=dict)  # forward calls of each layer that was called
-    trained: dict[int, int] = field(default_factory=dict)  # of these, those that made nodes of backward
+    trained: dict[int, int] = field(default_factory=dict)  # calls that backward follows
     called: tuple[LayerCall, ...] | None = None  # each module call of the step, in order; None: not noted
     matcher: LineMatcher | None = None  # of steps that ran something else; None: they have no lines
     graphs_known: bool = True  # False where one was too deep to be walked
@@ -94,7 +94,7 @@ def read_survey(survey: SurveyInput) -> Notes:
         receivers=receivers,
         flops=_flops(table, rows),
         calls=_calls(skeleton, rows.category == Category.FORWARD),
-        trained=_calls(skeleton, (rows.category == Category.FORWARD) & makes_nodes(skeleton)),
+        trained=_calls(skeleton, is_trained(skeleton, rows.category)),
         shapes=shapes_of(table, rows),
         graphs_known=all(survey.graphs),
     )
@@ -212,11 +212,17 @@ def _receivers(survey: SurveyInput, owners: Sequence[int], node_line: IntColumn)
     return tuple(result)
 
 
-def makes_nodes(skeleton: Skeleton) -> BoolColumn:
-    """Check of each row that it is a call of a module in which autograd made a node: in an evaluation it makes none."""
-    found = skeleton.table.kind == RowKind.CALL
+def is_trained(skeleton: Skeleton, category: IntColumn) -> BoolColumn:
+    """Check of each row that it is a call of a module of which a node has run in backward.
+
+    An evaluation has none. Nor has a checkpoint's forward where that is reentrant: there the call is the one that
+    backward makes again. One that is not reentrant makes nodes both times, and those of the first run.
+    """
+    found = (skeleton.table.kind == RowKind.CALL) & np.isin(category, (Category.FORWARD, Category.RECOMPUTE))
     call = skeleton.table.argument[found]
-    found[found] = skeleton.calls.high[call] > skeleton.calls.low[call]
+    ran = np.unique(skeleton.nodes.sequence)
+    low, high = (np.searchsorted(ran, bound[call]) for bound in (skeleton.calls.low, skeleton.calls.high))
+    found[found] = high > low
     return found
 
 

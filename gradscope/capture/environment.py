@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import torch
 from torch import nn
+from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim import Optimizer
 
 from gradscope.capture.guard import Guard
@@ -207,8 +208,8 @@ class SwitchWatch:
             if not self._seen:
                 self.look()
 
-        hook = nn.modules.module.register_module_forward_pre_hook(guard.hook("reading torch's settings", first))
-        with aside.holding(hook), no_compile_warning():
+        hook = guard.hook("reading torch's settings", first)
+        with aside.holding(lambda: register_module_forward_pre_hook(hook)), no_compile_warning():
             yield
 
     def look(self) -> None:

@@ -8,13 +8,13 @@ again, in each phase of a run. There what is called between the graphs of a func
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from torch.utils.hooks import RemovableHandle
 
-from gradscope.compat import dynamo_reads_hooks, hook_tables
+from gradscope.compat import between_compilations, dynamo_reads_hooks, hook_tables
 
 
 class HooksAside:
@@ -28,17 +28,19 @@ class HooksAside:
         self._guarded: bool | None = None  # not known yet
 
     @contextmanager
-    def holding(self, *handles: RemovableHandle) -> Iterator[None]:
-        """These hooks are registered, and removed when the block is left."""
-        with self._lock:
-            self._put_back()
-            self._guarded = None
-            self._handles += handles
-            self._turn()
+    def holding(self, *register: Callable[[], RemovableHandle]) -> Iterator[None]:
+        """Register these hooks; they are removed when the block is left."""
+        handles: list[RemovableHandle] = []
         try:
+            with between_compilations(), self._lock:
+                self._put_back()
+                self._guarded = None
+                handles.extend(each() for each in register)  # those before one that raises, too
+                self._handles += handles
+                self._turn()
             yield
         finally:
-            with self._lock:
+            with between_compilations(), self._lock:
                 self._put_back()
                 self._handles = [each for each in self._handles if each not in handles]
                 for handle in handles:

@@ -198,10 +198,11 @@ class CallRecorder:
             self._watch_by_hand(stack)
             enter, leave = (self._guard.hook(MODULE_CALLS, hook) for hook in (self._enter, self._leave))
             keep_eager(enter)  # and the other, whose code is the same
-            before = register_module_forward_pre_hook(enter)
-            stack.callback(before.remove)
-            behind = register_module_forward_hook(leave, always_call=True)
-            stack.enter_context(self._aside.holding(before, behind))
+            hooks = self._aside.holding(
+                lambda: register_module_forward_pre_hook(enter),
+                lambda: register_module_forward_hook(leave, always_call=True),
+            )
+            stack.enter_context(hooks)
             yield
 
     def look_for_models(self, parameters: Sequence[torch.Tensor]) -> None:

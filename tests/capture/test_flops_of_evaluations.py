@@ -40,7 +40,7 @@ def test_backward_is_counted_for_what_is_trained(every: int, without: Any) -> No
     if every == 1:
         assert forward == 21 * PRODUCT
     evaluated = 20 * 4 // every
-    (note,) = [note for note in prof.report.data.notes if "without gradients" in note]
+    (note,) = [note for note in prof.report.data.notes if "no backward pass" in note]
     assert note.startswith(f"{evaluated} of {evaluated + 4} calls of Sequential")
 
 
@@ -56,3 +56,65 @@ def test_a_checkpoint_that_makes_no_nodes_in_forward_has_backward() -> None:
     for path in "01":
         row = rows[path]
         assert row.backward_flops is not None and row.backward_flops >= 2 * PRODUCT, path
+
+
+def test_a_reentrant_checkpoint_beside_evaluations_has_the_backward_of_what_is_made_again() -> None:
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH))
+    x = torch.randn(ROWS, WIDTH, requires_grad=True)
+    number = 0
+    with gradscope.profiling(model, steps=4, warmup=1) as prof:
+        while True:
+            if number % 4 == 0:
+                with torch.no_grad():
+                    for _ in range(20):
+                        model(x)
+            checkpoint(model, x, use_reentrant=True).sum().backward()
+            number += 1
+            if prof.step():
+                break
+    rows = {row.path: row for row in prof.report.data.layers}
+    for path in "01":
+        assert rows[path].backward_flops == 3 * PRODUCT, path  # both gradients, and what is computed again
+
+
+class Square(torch.autograd.Function):
+    """Of which torch makes a node's number even where it makes no node."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        (x,) = ctx.saved_tensors
+        return 2 * x * grad
+
+
+class Squared(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return Square.apply(self.linear(x))
+
+
+@pytest.mark.parametrize("without", [torch.no_grad, torch.enable_grad])
+def test_calls_whose_nodes_never_run_are_not_trained(without: Any) -> None:
+    """Of a Function of the user's without gradients, and of a result that nobody goes backward from."""
+    model = Squared()
+    x = torch.randn(ROWS, WIDTH)
+    with gradscope.profiling(model, steps=3, warmup=1) as prof:
+        while True:
+            with without():
+                for _ in range(5):
+                    model(x)
+            model(x).sum().backward()
+            if prof.step():
+                break
+    rows = {row.path: row for row in prof.report.data.layers}
+    assert rows["linear"].backward_flops == PRODUCT
+    assert rows["linear"].forward_flops == 6 * PRODUCT
+    (note,) = [note for note in prof.report.data.notes if "no backward pass" in note]
+    assert note.startswith("15 of 18 calls of Squared")

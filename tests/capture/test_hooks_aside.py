@@ -47,7 +47,7 @@ def test_hooks_are_gone_while_compiled_code_is_entered_and_back_at_their_places(
     aside = HooksAside()
     users("before")
     mine = torchs.register_module_forward_hook(lambda *_: calls.append("mine"), always_call=True)
-    with aside.holding(mine):
+    with aside.holding(lambda: mine):
         users("behind")
         aside.follow(True)
         run()
@@ -68,7 +68,7 @@ def test_a_program_that_adds_and_removes_hooks_meanwhile_has_those(users: Any, c
     aside = HooksAside()
     first = users("first")
     mine = torchs.register_module_forward_hook(lambda *_: calls.append("mine"))
-    with aside.holding(mine):
+    with aside.holding(lambda: mine):
         aside.follow(True)
         first.remove()
         users("new")
@@ -80,7 +80,7 @@ def test_a_program_that_adds_and_removes_hooks_meanwhile_has_those(users: Any, c
 def test_what_ends_inside_is_not_put_back(calls: list[str]) -> None:
     aside = HooksAside()
     mine = torchs.register_module_forward_hook(lambda *_: calls.append("mine"))
-    with aside.holding(mine):
+    with aside.holding(lambda: mine):
         aside.follow(True)
     aside.follow(False)
     run()
@@ -90,7 +90,7 @@ def test_what_ends_inside_is_not_put_back(calls: list[str]) -> None:
 def test_another_thread_that_is_still_inside_keeps_them_away(calls: list[str]) -> None:
     aside = HooksAside()
     mine = torchs.register_module_forward_hook(lambda *_: calls.append("mine"))
-    with aside.holding(mine):
+    with aside.holding(lambda: mine):
         inside, ends = Event(), Event()
 
         def enters() -> None:
@@ -116,10 +116,10 @@ def test_hooks_of_the_next_phase_are_away_too_while_a_thread_is_inside(calls: li
     """And come back when it leaves, though the phase began in between."""
     aside = HooksAside()
     first = torchs.register_module_forward_hook(lambda *_: calls.append("first"))
-    with aside.holding(first):
+    with aside.holding(lambda: first):
         aside.follow(True)
     second = torchs.register_module_forward_hook(lambda *_: calls.append("second"))
-    with aside.holding(second):
+    with aside.holding(lambda: second):
         run()
         assert calls == []
         aside.follow(False)
@@ -131,7 +131,41 @@ def test_nothing_moves_where_dynamo_does_not_look(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(hooks_aside, "dynamo_reads_hooks", lambda: False)
     aside = HooksAside()
     mine = torchs.register_module_forward_hook(lambda *_: calls.append("mine"))
-    with aside.holding(mine):
+    with aside.holding(lambda: mine):
         aside.follow(True)
         run()
     assert calls == ["mine"]
+
+
+def test_hooks_come_and_go_between_compilations() -> None:
+    """Dynamo raises in another thread where one that it has guarded is gone before the compilation has ended."""
+    from torch._dynamo.convert_frame import compile_lock
+
+    aside, compiling, go_on, left = HooksAside(), Event(), Event(), Event()
+    handles: list[Any] = []
+
+    def register() -> Any:
+        handles.append(torchs.register_module_forward_pre_hook(lambda *_: None))
+        return handles[0]
+
+    def compiles() -> None:
+        with compile_lock:
+            compiling.set()
+            go_on.wait(60)
+            still.append(handles[0].id in torchs._global_forward_pre_hooks)
+
+    def profiles() -> None:
+        with aside.holding(register):
+            thread.start()
+            compiling.wait(60)
+        left.set()
+
+    still: list[bool] = []
+    thread, session = Thread(target=compiles), Thread(target=profiles)
+    session.start()
+    compiling.wait(60)
+    assert not left.wait(0.2)
+    go_on.set()
+    session.join()
+    thread.join()
+    assert still == [True] and not torchs._global_forward_pre_hooks

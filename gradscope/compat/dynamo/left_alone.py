@@ -60,6 +60,25 @@ def untraced(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
+_PATIENCE_S = 60.0  # of a compilation that does not end, since it waits for this thread say
+
+
+@contextmanager
+def between_compilations() -> Iterator[None]:
+    """Wait until no other thread compiles anything, and let none begin until the block is left.
+
+    Dynamo looks at the guards of what it has compiled right away, and raises where they are not true any more: a hook
+    on all modules that is added or removed meanwhile is one.
+    """
+    lock = getattr(sys.modules.get(f"{DYNAMO}.convert_frame"), "compile_lock", None)
+    held = lock is not None and lock.acquire(timeout=_PATIENCE_S)
+    try:
+        yield
+    finally:
+        if held:
+            lock.release()
+
+
 class CompiledSteps:
     """A hook of optimizers' steps that breaks no graph: of compiled ones it is told afterwards, by :meth:`take`.
 

@@ -22,6 +22,7 @@ from tests.diagnose.timing_cases import MS, check_words
 from tests.diagnose.timing_cases import row as layer
 
 SIZE = "tensor 'x' size mismatch at index 1. expected 64, actual 32"
+ROWS = "tensor 'x' size mismatch at index 0. expected 8, actual 4"
 
 
 def again(function: str = "forward", place: str = "model.py:6", reason: str = SIZE, seconds: float = 2.0) -> Any:
@@ -51,7 +52,7 @@ def test_nothing_is_said_of_a_run_without_compile(name: str) -> None:
 
 
 def test_functions_that_are_compiled_again_and_again() -> None:
-    (finding,) = found("recompiles", again=[again(), again(seconds=3.0), again("step", "train.py:9")])
+    (finding,) = found("recompiles", again=[again(reason=ROWS), again(seconds=3.0), again("step", "train.py:9")])
     check_words(finding)
     assert "forward (model.py:6)" in finding.message
     assert "2 times" in finding.evidence and "5.00 s" in finding.evidence and SIZE in finding.evidence
@@ -61,6 +62,15 @@ def test_functions_that_are_compiled_again_and_again() -> None:
 
 def test_a_size_that_changed_once_is_how_torch_finds_out() -> None:
     assert not found("recompiles", again=[again()])
+
+
+def test_a_size_that_fails_again_and_again_is_one_that_the_code_fixes() -> None:
+    """Layers of one class with other widths: torch.compile has found out by then that it cannot leave the size open."""
+    widths = [again(reason=f"tensor 'x' size mismatch at index 1. expected {n}, actual {n + 8}") for n in (8, 16, 24)]
+    (finding,) = found("recompiles", again=widths, limit=8)
+    check_words(finding)
+    assert "dynamic=True" not in finding.advice + finding.code
+    assert finding.code == "torch._dynamo.config.recompile_limit = 16"
 
 
 def test_another_guard_than_a_size_has_other_advice() -> None:
@@ -249,7 +259,7 @@ def test_a_size_that_a_function_branches_on_is_not_cured_by_dynamic() -> None:
     (finding,) = found("recompiles", again=[again("f", reason="11 <= x.size()[0]")] * 2)
     check_words(finding)
     assert "dynamic=True" not in finding.code and "Pad the batches" in finding.advice
-    (finding,) = found("recompiles", again=[again("f")] * 2)
+    (finding,) = found("recompiles", again=[again("f", reason=ROWS), again("f")])
     assert finding.code == "f = torch.compile(f, dynamic=True)"
 
 

@@ -7,7 +7,8 @@ Example::
         loss = model(batch)
 
 Pattern: a function that was compiled again twice at least since gradscope began, with the guard that failed. Once is
-how torch.compile finds out that a size changes: it then compiles for any size.
+how torch.compile finds out that a size changes: it then compiles for any size. Where the same size fails again, it was
+told not to, or the code fixes that size, as layers of one class do that have other widths.
 Evidence: how often, what that took, and the last reason, as Dynamo gives it.
 Estimate: none. Once everything has been compiled nothing of it is left, and until then no step counts; at the limit
 (``torch._dynamo.config.recompile_limit``) the function runs uncompiled from then on.
@@ -18,7 +19,7 @@ Source: PyTorch, "Recompilation" and "Dynamic Shapes" (torch.compiler documentat
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -30,6 +31,7 @@ from gradscope.units import ns as time_text
 
 _FEWEST = 2
 _SIZES = re.compile(r"size mismatch|stride mismatch")
+_ONE_SIZE = re.compile(r"tensor '(.+)' size mismatch at index (\d+)")
 _BRANCHED = re.compile(r"\.(?:size\(\)|shape)\[")  # on a size that is not fixed
 _LONGEST = 160  # characters of a reason
 
@@ -51,8 +53,7 @@ def _finding(case: Case, place: str, function: str, found: Sequence[Mapping[str,
     limit = facts_of(case).get("limit")
     if limit is not None and len(found) + 1 >= limit:
         evidence += f"; at {limit} versions (recompile_limit) torch.compile stops, and runs it uncompiled from then on"
-    sizes, branched = _SIZES.search(reason) is not None, _BRANCHED.search(reason) is not None
-    called = "model" if function == "forward" else function
+    advice, code = _cure(reason, function, found, limit)
     return make_finding(
         RULE.name,
         case,
@@ -62,15 +63,28 @@ def _finding(case: Case, place: str, function: str, found: Sequence[Mapping[str,
         line=place,
         message=f"torch.compile compiles {function} ({place}) again and again",
         evidence=f"{evidence}; the last time because of {reason[:_LONGEST]}" if reason else evidence,
-        advice=(
-            "Compile it for sizes that change, or pad the batches to a few sizes."
-            if sizes
-            else "Pad the batches to a few sizes: the function does something else from size to size."
-            if branched
-            else "Keep what changes from call to call out of the compiled code, or pass it as a tensor."
-        ),
-        code=f"{called} = torch.compile({called}, dynamic=True)" if sizes else "TORCH_LOGS=recompiles python train.py",
+        advice=advice,
+        code=code,
     )
+
+
+def _cure(reason: str, function: str, found: Sequence[Mapping[str, Any]], limit: int | None) -> tuple[str, str]:
+    """What to do about it, and code for that."""
+    look = "TORCH_LOGS=recompiles python train.py"
+    if _SIZES.search(reason):
+        sizes = Counter(match.groups() for each in found if (match := _ONE_SIZE.search(each["reason"])))
+        if max(sizes.values(), default=0) > 1:
+            return (
+                "Leave dynamic=False out, or allow as many versions as there are sizes where the code fixes them, "
+                "as a layer's width.",
+                f"torch._dynamo.config.recompile_limit = {2 * max(len(found) + 1, limit or 0)}",
+            )
+        called = "model" if function == "forward" else function
+        advice = "Compile it for sizes that change, or pad the batches to a few sizes."
+        return advice, f"{called} = torch.compile({called}, dynamic=True)"
+    if _BRANCHED.search(reason):
+        return "Pad the batches to a few sizes: the function does something else from size to size.", look
+    return "Keep what changes from call to call out of the compiled code, or pass it as a tensor.", look
 
 
 RULE = Rule("recompiles", "functions that torch.compile compiles again and again", find)
