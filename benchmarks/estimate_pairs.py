@@ -178,8 +178,31 @@ def _faint(*, flushed: bool) -> Callable[[], Made]:
     return make
 
 
+class Scored(nn.Module):
+    """A loss, and the logits that it is of."""
+
+    def __init__(self, *, detached: bool) -> None:
+        super().__init__()
+        self.head, self.detached = nn.Linear(64, 8192), detached
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        logits = self.head(x)
+        return logits.detach() if self.detached else logits, nn.functional.cross_entropy(logits, y)
+
+
+def _scored(*, detached: bool) -> Callable[[], Made]:
+    def make() -> Made:
+        model = Scored(detached=detached)
+        model.compile()
+        batch = {"x": torch.randn(1024, 64), "y": torch.randint(8192, (1024,))}
+        return {"model": model, "batch": batch, "loss": lambda out, _: out[1]}
+
+    return make
+
+
 PAIRS = [
     Pair("layers of 16 numbers, a batch of 8", "device-unfilled", _small_layers(8), _small_layers(64), worth=8),
+    Pair("logits beside the loss, compiled", "unused-output", _scored(detached=False), _scored(detached=True)),
     Pair("heads one by one, wide enough for a limit", "far-from-limit", _heads(at_once=False), _heads(at_once=True)),
     Pair(
         "convolutions of NCHW", "channels-last",

@@ -146,3 +146,10 @@ def item_bytes(dtype: str) -> int:
     """Return bytes of one element: the first number in the name of its dtype has the bits."""
     bits = re.search(r"\d+", dtype)
     return max(int(bits.group()) // 8, 1) if bits else 1
+
+
+# What Inductor calls the kernels that it generates, and AOTAutograd the node of a compiled graph.
+GENERATED = ("cpp_", "triton_")
+COMPILED_NODE = "CompiledFunctionBackward"
+# Autograd makes it for a value that a compiled graph returns and the loss does not use.
+ZEROS_OF_UNUSED = "aten::zeros (gradient of an unused output)"

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gradscope.diagnose.case import Case
+from gradscope.ops import GENERATED
 
 
 def facts_of(case: Case) -> Mapping[str, Any]:
@@ -20,5 +21,5 @@ def is_the_partitioners(case: Case) -> bool:
     A checkpoint that is not compiled runs its modules again; in a graph none is called.
     """
     facts = facts_of(case)
-    again = [row for row in case.run.ops if row.phase == "recompute" and row.name.startswith(("cpp_", "triton_"))]
+    again = [row for row in case.run.ops if row.phase == "recompute" and row.name.startswith(GENERATED)]
     return bool(facts.get("graphs")) and not facts.get("checkpointed") and bool(again)

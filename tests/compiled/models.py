@@ -136,6 +136,19 @@ class Sharing(nn.Module):
         return torch.tanh(self.shared(torch.tanh(self.own(x))))
 
 
+class Scored(nn.Module):
+    """It returns the logits beside the loss, whose gradient does not come."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.up, self.head = nn.Embedding(64, WIDTH), nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 64)
+
+    def forward(self, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        x = torch.tanh(self.up(self.embed(tokens.flatten())))
+        logits = self.head(x)
+        return x.mean(), logits, F.cross_entropy(logits, tokens.flatten())
+
+
 class Held(nn.Module):
     """Its weights are parameters of others: a list's, a parametrization's, an embedding's that is never called."""
 
@@ -216,6 +229,11 @@ def replaced(model: Sum) -> Callable[[Tensor], Tensor]:
     return step
 
 
+def scored(model: Scored) -> Callable[[Tensor], Tensor]:
+    compiled = torch.compile(model)
+    return lambda tokens: compiled(tokens)[-1]  # type: ignore[no-any-return]
+
+
 def more(model: Model) -> Callable[[Tensor], Tensor]:
     """Graphs for any size, first compiled for a smaller one."""
     compiled = torch.compile(model, dynamic=True)
@@ -253,6 +271,7 @@ CASES: dict[str, Callable[[Model], Callable[[Tensor], Tensor]]] = {
     "beside": block,  # type: ignore[dict-item]
     "sharing": regional,
     "replaced": replaced,  # type: ignore[dict-item]
+    "scored": scored,  # type: ignore[dict-item]
     "more": more,
     "untold": untold,  # the last: it breaks what the others need
 }
@@ -261,7 +280,7 @@ CASES: dict[str, Callable[[Model], Callable[[Tensor], Tensor]]] = {
 SUMS = {"eager sum", "sum", "sharing", "replaced"}
 HELD = {"eager held", "held"}
 BESIDE = {"eager beside", "beside", "nothing"}
-MADE = {**dict.fromkeys(SUMS, Sum), **dict.fromkeys(HELD, Held), **dict.fromkeys(BESIDE, Beside)}
+MADE = {"scored": Scored, **dict.fromkeys(SUMS, Sum), **dict.fromkeys(HELD, Held), **dict.fromkeys(BESIDE, Beside)}
 
 
 def run(case: str, folder: Path) -> None:

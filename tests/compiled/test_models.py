@@ -9,13 +9,24 @@ from pathlib import Path
 
 import pytest
 
+from gradscope.ops import ZEROS_OF_UNUSED
 from gradscope.report.runfile import load_run
 from gradscope.tables import RunData
 
 from .models import BESIDE, CASES, HELD, SUMS
 
 SCRIPT = Path(__file__).with_name("models.py")
-OWN = {"eager", "autograd", "custom", "untold", "more", *SUMS, *HELD, *BESIDE}  # which have tests of their own
+OWN = {
+    "eager",
+    "autograd",
+    "custom",
+    "untold",
+    "more",
+    "scored",
+    *SUMS,
+    *HELD,
+    *BESIDE,
+}  # which have tests of their own
 COMPILED = [case for case in CASES if case not in OWN]
 
 
@@ -114,7 +125,7 @@ def test_blocks_that_were_compiled_apart_have_what_they_compute(case: str, runs:
         assert saved[path] == eager[path], path
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case not in {"more", *SUMS, *HELD, *BESIDE}])
+@pytest.mark.parametrize("case", [case for case in CASES if case not in {"more", "scored", *SUMS, *HELD, *BESIDE}])
 def test_modules_that_run_outside_of_graphs_are_called_as_ever(case: str, runs: dict[str, RunData]) -> None:
     """Below torch.compile Dynamo looks at every frame, gradscope's hooks among them."""
     calls = {row.path: row.calls for row in runs[case].layers if row.calls}
@@ -147,6 +158,14 @@ def test_the_backward_of_a_custom_function_is_no_recompute_and_its_modules(runs:
     rows = {row.path: row for row in runs["custom"].layers}
     for block in (0, 1):
         assert rows[f"blocks.{block}.norm"].backward_self_ns > 0
+
+
+def test_zeros_for_the_gradient_of_an_unused_output_are_of_what_returns_it(runs: dict[str, RunData]) -> None:
+    run = runs["scored"]
+    zeros = [row for row in run.ops if row.name == ZEROS_OF_UNUSED]
+    assert {(row.layer, row.phase) for row in zeros} == {("head", "backward")} and sum(row.self_ns for row in zeros)
+    assert not any(row.name == "aten::zeros" and row.phase == "backward" for row in run.ops)
+    assert all(row.name != ZEROS_OF_UNUSED for row in runs["whole"].ops)
 
 
 def test_of_compiled_autograd_the_report_says_that_it_has_no_layers(runs: dict[str, RunData]) -> None:

@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from gradscope.attribute.compiled.blocks import Moved
-from gradscope.attribute.compiled.order import GENERATED, is_of
+from gradscope.attribute.compiled.order import is_of
 from gradscope.attribute.rows import Category
 from gradscope.attribute.survey import NO_LINE
+from gradscope.ops import GENERATED
 from gradscope.tables import CompiledGraph, FusedNode
 
 # What computing a node's result takes on a processor, beside moving it, as that many times its bytes; a device computes

@@ -13,9 +13,8 @@ from collections.abc import Sequence
 from enum import Enum
 
 from gradscope import ops
+from gradscope.ops import GENERATED
 
-# Kernels that Inductor generates, by how their names begin; all others are operations of torch's.
-GENERATED = ("cpp_", "triton_")
 _ON_DEVICE = "triton_"
 
 

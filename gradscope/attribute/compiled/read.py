@@ -18,14 +18,16 @@ from gradscope.attribute.align_steps import Assigned
 from gradscope.attribute.compiled.blocks import Moved, bases_of, block_of
 from gradscope.attribute.compiled.fused import SCALE, Nodes, Share, computed_by, shares_of
 from gradscope.attribute.compiled.order import match, match_replay, row_name
-from gradscope.attribute.compiled.replays import Launched, rows_below
+from gradscope.attribute.compiled.replays import Launched, rows_below, zeros_beside
 from gradscope.attribute.cost_table import Contribution
 from gradscope.attribute.nodes import OUTSIDE
 from gradscope.attribute.rows import INHERIT, BoolColumn, Category, Rows
 from gradscope.attribute.survey import NO_LINE
+from gradscope.ops import ZEROS_OF_UNUSED
 from gradscope.tables import CompiledGraph, EventTable, IntColumn, RowKind
 
 _LAST = sys.maxsize
+_TANGENTS = "tangents_"  # what AOTAutograd calls the gradients of what a graph has returned
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +107,7 @@ def read_compiled(assigned: Assigned, graphs: Mapping[int, CompiledGraph], paths
     unmatched = 0
     below = rows_below(table, regions)
     launched = Launched.of(assigned, regions, below)
+    zeros = zeros_beside(table, regions[assigned.skeleton.in_backward[regions]])
     for region, caller in zip(regions.tolist(), callers.tolist(), strict=True):
         number, place = int(table.argument[region]), (int(table.argument[region]), caller)
         if place not in known:
@@ -113,6 +116,7 @@ def read_compiled(assigned: Assigned, graphs: Mapping[int, CompiledGraph], paths
                 block = block_of(graphs[number], *block, paths)
             known[place] = _Known.of(graphs[number], Moved.of(*block, paths, graphs[number].holders))
         here = known[place]
+        marked.as_one(zeros.get(region, ()), here.returned, ZEROS_OF_UNUSED)
         children = below.get(region, [])
         rows = match([table.names[table.name[row]] for row in children], here.names)
         activities = launched.activities(region, here.names, with_rows=rows is None)
@@ -168,6 +172,12 @@ class _Marked:
             if kernel >= 0 and known.shares[kernel]:
                 self._rows.append(row)
                 self._places.append(self._kernel(known.shares[kernel], ""))
+
+    def as_one(self, rows: Sequence[int], share: Share, called: str) -> None:
+        """These rows of one run are this."""
+        for row in rows:
+            self._rows.append(row)
+            self._places.append(self._kernel((share,), called))
 
     def activities(self, activities: Sequence[int], found: Sequence[tuple[int, ...]], known: _Known) -> None:
         """These activities of one run are these kernels, or one of them."""
@@ -231,6 +241,7 @@ class _Known:
     flops: Mapping[int | None, int]
     uncounted: frozenset[int | None]
     readers: tuple[tuple[int | None, int] | None, ...]  # of each input the layer and line that read it first
+    returned: Share  # of gradients that a graph of backward is run with: of what made the largest of these values
 
     @classmethod
     def of(cls, graph: CompiledGraph, moved: Moved) -> _Known:
@@ -240,6 +251,7 @@ class _Known:
         for node in graph.nodes.values():
             if node.flops:
                 flops[moved.layer(node.layer)] += node.flops
+        readers = tuple(_reader(nodes, name, moved) for name in graph.inputs)
         return cls(
             tuple(name for name, _ in graph.kernels),
             tuple(
@@ -249,7 +261,8 @@ class _Known:
             tuple(sum(nodes.by_name[name].flops for name in names if name in nodes.by_name) for names in computed),
             flops,
             frozenset(moved.layer(node.layer) for node in graph.nodes.values() if not graph.sized),
-            tuple(_reader(nodes, name, moved) for name in graph.inputs),
+            readers,
+            Share(*_made_largest(graph, readers), Category.LAYER, 1),
         )
 
     def shares_of_one_of(self, kernels: Sequence[int]) -> tuple[Share, ...]:
@@ -273,3 +286,13 @@ def _reader(nodes: Nodes, name: str, moved: Moved) -> tuple[int | None, int] | N
         return None
     first = min(reading, key=lambda node: node.sequence if node.sequence >= 0 else _LAST)
     return moved.layer(first.layer), first.line if first.line >= 0 else NO_LINE
+
+
+def _made_largest(graph: CompiledGraph, readers: Sequence[tuple[int | None, int] | None]) -> tuple[int | None, int]:
+    """The layer and line that made the largest of the values whose gradients a graph of backward is run with."""
+    made = {
+        reader: graph.nodes[name].bytes
+        for name, reader in zip(graph.inputs, readers, strict=True)
+        if name.startswith(_TANGENTS) and reader is not None and name in graph.nodes
+    }
+    return max(made, key=lambda reader: made[reader], default=(None, NO_LINE))

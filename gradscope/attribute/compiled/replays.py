@@ -30,6 +30,23 @@ def rows_below(table: EventTable, regions: IntColumn) -> dict[int, list[int]]:
     return found
 
 
+def zeros_beside(table: EventTable, regions: IntColumn) -> dict[int, list[int]]:
+    """Of each of these runs the rows in front of it, in the same node of backward, that make zeros.
+
+    Autograd makes them for what a graph returned and no gradient has come for.
+    """
+    if "aten::zeros" not in table.names:
+        return {}
+    rows = np.flatnonzero(table.name == table.names.index("aten::zeros"))
+    node_of = table.parent[regions]
+    found: dict[int, list[int]] = defaultdict(list)
+    for row in rows[np.isin(table.parent[rows], node_of[node_of >= 0])].tolist():
+        behind = regions[(node_of == table.parent[row]) & (regions > row)]
+        if len(behind):
+            found[int(behind[0])].append(row)
+    return found
+
+
 @dataclass(frozen=True, slots=True)
 class Launched:
     """What a device did for the graphs that ran.

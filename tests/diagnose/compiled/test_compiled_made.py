@@ -16,6 +16,7 @@ from gradscope.capture import compiling
 from gradscope.compat import GraphWatch
 from gradscope.compat.dynamo.log import Compilation, CompileLog, GraphBreak
 from gradscope.diagnose.rules import RULES
+from gradscope.ops import ZEROS_OF_UNUSED
 from gradscope.tables import Finding, GraphNote, NodeNote, OpRow
 from tests.diagnose.settings.test_settings_made import made_case
 from tests.diagnose.timing_cases import MS, check_words
@@ -37,7 +38,7 @@ def row(name: str, ns: int, calls: float) -> OpRow:
     return OpRow(None, "forward", name, calls, ns)
 
 
-@pytest.mark.parametrize("name", ["recompiles", "graph-break", "graph-recompute", "not-compiled"])
+@pytest.mark.parametrize("name", ["recompiles", "graph-break", "graph-recompute", "not-compiled", "unused-output"])
 def test_says_what_it_is_and_where_it_is_from(name: str) -> None:
     rule = RULES[name]
     assert rule.title[0].islower() and not rule.title.endswith(".")
@@ -45,7 +46,7 @@ def test_says_what_it_is_and_where_it_is_from(name: str) -> None:
         assert part in rule.about
 
 
-@pytest.mark.parametrize("name", ["recompiles", "graph-break", "graph-recompute", "not-compiled"])
+@pytest.mark.parametrize("name", ["recompiles", "graph-break", "graph-recompute", "not-compiled", "unused-output"])
 def test_nothing_is_said_of_a_run_without_compile(name: str) -> None:
     assert not list(RULES[name].find(made_case(device="cpu")))
     assert not found(name)
@@ -94,6 +95,20 @@ def test_a_break_of_a_graph_has_its_line_and_what_the_regions_take(lookup: int, 
     assert finding.line == "model.py:8" and finding.severity == severity
     assert "Tensor.item()" in finding.evidence and "3 compiled regions" in finding.evidence
     assert finding.cost_ns == lookup + MS // 5 and finding.predicted_saving_ns is None
+
+
+def test_zeros_for_what_the_loss_does_not_use() -> None:
+    zeros = OpRow("head", "backward", ZEROS_OF_UNUSED, 1.0, 4 * MS)
+    sums = OpRow("head", "gradient_sum", "cpp_fused_add_0", 1.0, 2 * MS)
+    eager = OpRow("head", "gradient_sum", "aten::add", 1.0, 9 * MS)
+    (finding,) = found("unused-output", (zeros, sums, eager))
+    check_words(finding)
+    assert finding.layers == ("head",) and "4.00 ms" in finding.evidence and "2.00 ms" in finding.evidence
+    assert finding.predicted_saving_ns == 4 * MS
+    assert (finding.predicted_low_ns, finding.predicted_high_ns) == (2 * MS, 6 * MS)
+    assert "detached" in finding.advice
+    assert not found("unused-output", (replace(zeros, self_ns=MS // 2),))
+    assert not found("unused-output", (replace(zeros, name="aten::zeros"),))  # the user's own
 
 
 def eager_part(ns: int, **facts: Any) -> list[Finding]:

@@ -37,7 +37,7 @@ def find(case: Case) -> Iterator[Finding]:
         return
     spent = Counter[str | None]()
     # An operation of the user's own in a graph runs what it calls there.
-    in_graphs = {(row.layer, row.phase) for row in case.run.ops if row.name.startswith(("cpp_", "triton_"))}
+    in_graphs = {(row.layer, row.phase) for row in case.run.ops if row.name.startswith(ops.GENERATED)}
     # What has no backward is an evaluation, of a copy of the model say, which is none of the step's.
     trained = {row.path for row in case.run.layers if row.backward_total_ns} | {None}
     for row in case.run.ops:

@@ -33,7 +33,7 @@ from dataclasses import dataclass
 from gradscope.diagnose.case import Case, Rule, first, layers_of
 from gradscope.diagnose.findings import Estimate, make_finding
 from gradscope.diagnose.worth import slowest_line
-from gradscope.ops import ATEN, MATMULS, PRODUCTS
+from gradscope.ops import ATEN, COMPILED_NODE, GENERATED, MATMULS, PRODUCTS, ZEROS_OF_UNUSED
 from gradscope.recording.graph import HALVES
 from gradscope.tables import Finding, LayerRow, OpRow
 from gradscope.units import ns as time_text
@@ -138,6 +138,8 @@ def _judged(case: Case, row: LayerRow) -> _Slow | None:
     passes = _passes(case)
     norm = _norm(case, row) * passes
     cause = max(rows, key=lambda op: op.self_ns - norm * forward.get(op.name, 0))
+    if cause.name.startswith(GENERATED) or cause.name == ZEROS_OF_UNUSED:
+        return None  # in compiled code no kernel has one in forward to be compared with
     if any(part in cause.name for part in _ELSEWHERE) or _is_large_table(case, row, cause):
         return None
     norm = max(norm, _OWN_NORMS.get(_plain(cause.name), 0.0) * passes)
@@ -186,7 +188,7 @@ def _known(name: str) -> tuple[str, str, str] | None:
 
 def _is_written_by_hand(rows: list[OpRow]) -> str | None:
     """The name of a node of the user's own autograd.Function: torch's end in a number."""
-    names = (op.name for op in rows if "::" not in op.name)
+    names = (op.name for op in rows if "::" not in op.name and op.name != COMPILED_NODE)
     return next((name for name in names if re.fullmatch(r"\w+Backward", name)), None)
 
 
