@@ -181,8 +181,8 @@ def _of_timed_steps(capture: Capture, trace: TimedTrace) -> list[str]:
         )
     if capture.passes_compiled:
         notes.append(
-            "compiled autograd makes one graph of each backward pass, and torch does not tell the layers of its "
-            "operations: they are outside of all modules"
+            "compiled autograd makes one graph of each backward pass: torch does not tell the layers of operations "
+            "whose forward ran outside of graphs, or in blocks that share one; they are outside of all modules"
         )
     if capture.left_out:
         notes.append(left_out_note(capture.left_out, capture.rows, capture.options.memory_budget))

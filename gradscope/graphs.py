@@ -31,7 +31,7 @@ def compiled_graphs(
         if not sized:
             nodes = {name: replace(node, flops=0) for name, node in nodes.items()}
         holders = frozenset(held[address] for address in ran.parameters if address in held)
-        found[number] = CompiledGraph(note.kernels, nodes, holders, note.inputs, note.is_optimizer, sized)
+        found[number] = CompiledGraph(note.kernels, nodes, holders, note.inputs, note.is_optimizer, sized, note.is_pass)
     return found
 
 

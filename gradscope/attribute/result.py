@@ -11,7 +11,7 @@ import numpy as np
 from gradscope.attribute.align_steps import Assigned
 from gradscope.attribute.buckets import bucket_rows, give_to_layers, sent_buckets
 from gradscope.attribute.compiled.give import estimated_ns, give_to_origins, with_names
-from gradscope.attribute.compiled.read import read_compiled, with_optimizers
+from gradscope.attribute.compiled.read import read_compiled, with_phases
 from gradscope.attribute.cost_table import (
     PYTHON,
     Cells,
@@ -121,7 +121,7 @@ def build_result(
         reducers: the models of DistributedDataParallel.
         graphs: that Inductor compiled, by number.
     """
-    assigned = with_optimizers(without_process_group(assigned), graphs or {})
+    assigned = with_phases(without_process_group(assigned), graphs or {})
     table = assigned.skeleton.table
     device = read_device(table, table.kernels) if table.kernels is not None and len(table.kernels.name) else None
     own_ns = self_times(table) if device is None else self_times(table, device.start_ns, device.end_ns)

@@ -26,9 +26,11 @@ from torch.fx.node import map_arg
 from torch.utils._pytree import tree_map_only
 
 from gradscope import markers
+from gradscope.compat.compiled_autograd import CopiedNodes, compiles_pass, from_there, watching_copies
 from gradscope.compat.dynamo.log import users_name
 from gradscope.compat.flops import flop_formulas
 from gradscope.compat.imports import once_imported
+from gradscope.compat.private import replaced
 from gradscope.tables import CalledFrom, GraphNote, GraphRun, NodeNote
 
 _COMPILE, _DEBUG, _OUTPUT = (f"torch._inductor.{name}" for name in ("compile_fx", "debug", "output_code"))
@@ -114,20 +116,21 @@ def watching_graphs(watch: GraphWatch, failed: Callable[[Exception], None]) -> I
     Args:
         failed: called with an error of the noting, where this torch does not have what is read; the program goes on.
     """
+    copies = CopiedNodes()
     with ExitStack() as stack:
 
         def begin() -> None:
             try:
-                stack.enter_context(_watching(watch, failed))
+                stack.enter_context(_watching(watch, copies, failed))
             except Exception as error:
                 failed(error)
 
-        with once_imported(_COMPILE, begin):
+        with once_imported(_COMPILE, begin), watching_copies(copies, _node, failed):
             yield
 
 
 @contextmanager
-def _watching(watch: GraphWatch, failed: Callable[[Exception], None]) -> Iterator[None]:
+def _watching(watch: GraphWatch, copies: CopiedNodes, failed: Callable[[Exception], None]) -> Iterator[None]:
     compiles: Any = sys.modules[_COMPILE]._InProcessFxCompile
     runs: Any = sys.modules[_OUTPUT].CompiledFxGraph
     numbers: dict[int, int] = {}  # of a graph that lives, by the id of what runs it
@@ -145,6 +148,8 @@ def _watching(watch: GraphWatch, failed: Callable[[Exception], None]) -> Iterato
         before, earlier = 0, {}
         try:
             before, earlier = _last_handle(), {node.name: _node(node) for node in graph.graph.nodes}
+            if compiles_pass():
+                earlier = copies.with_origins(earlier)
         except Exception as error:
             failed(error)
         made = original(self, graph, *args, **kwargs)
@@ -173,20 +178,9 @@ def _watching(watch: GraphWatch, failed: Callable[[Exception], None]) -> Iterato
     with ExitStack() as stack:
         for module, name, value in _SETTINGS:
             stack.enter_context(_set(importlib.import_module(module), name, value))
-        stack.enter_context(_replaced(compiles, "codegen_and_compile", codegen_and_compile))
-        stack.enter_context(_replaced(runs, "__call__", run))
+        stack.enter_context(replaced(compiles, "codegen_and_compile", codegen_and_compile))
+        stack.enter_context(replaced(runs, "__call__", run))
         yield
-
-
-@contextmanager
-def _replaced(kind: Any, name: str, function: Any) -> Iterator[None]:
-    original = getattr(kind, name)
-    setattr(kind, name, function)
-    try:
-        yield
-    finally:
-        if getattr(kind, name) is function:
-            setattr(kind, name, original)
 
 
 @contextmanager
@@ -220,6 +214,8 @@ def _noted(graph: Any, before: int, earlier: Mapping[str, NodeNote]) -> GraphNot
     kernels = sorted((int(match["order"]), match["kernel"], tuple(names)) for match, names in found)
     left = {node.name for node in graph.graph.nodes}
     nodes = {node.name: _with_origin(node, _node(node), earlier, left) for node in graph.graph.nodes}
+    if compiles_pass():
+        nodes = {name: from_there(node, earlier[name]) if name in earlier else node for name, node in nodes.items()}
     return GraphNote(
         kernels=tuple((name, names) for order, name, names in kernels if order > before),  # as in the generated code
         nodes=_with_owners(nodes),
@@ -232,6 +228,7 @@ def _noted(graph: Any, before: int, earlier: Mapping[str, NodeNote]) -> GraphNot
         ),
         is_checkpointed=any("ac_graph_id" in node.meta for node in graph.graph.nodes),
         budget=_memory_budget(),
+        is_pass=compiles_pass(),
     )
 
 

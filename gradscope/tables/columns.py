@@ -234,6 +234,7 @@ class GraphNote:
         nodes: by name.
         inputs: names of the nodes that stand for what it is run with, in order.
         is_optimizer: it is an optimizer's step.
+        is_pass: it is a backward pass, or a part of one, of compiled autograd's.
         is_checkpointed: the program checkpoints something in it.
         sizes: of what is not fixed, those that it was compiled with, in the order of the inputs.
         budget: the share of what is saved for backward that it may save.
@@ -246,6 +247,7 @@ class GraphNote:
     is_checkpointed: bool = False
     sizes: tuple[int, ...] = ()
     budget: float = 1.0
+    is_pass: bool = False
 
     def recomputed_bytes(self) -> int:
         """Bytes of what is of forward, computed again here, and read by nodes of backward: what is not saved for it."""
@@ -302,6 +304,7 @@ class CompiledGraph:
     inputs: tuple[str, ...] = ()
     is_optimizer: bool = False
     sized: bool = True
+    is_pass: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -207,19 +207,26 @@ class _Marked:
         return assigned.skeleton.levels.propagate(marks, -1).astype(np.int64)
 
 
-def with_optimizers(assigned: Assigned, graphs: Mapping[int, CompiledGraph]) -> Assigned:
-    """``assigned`` with what graphs of optimizers' steps take as the optimizer's: torch writes no row around these."""
-    table = assigned.skeleton.table
+def with_phases(assigned: Assigned, graphs: Mapping[int, CompiledGraph]) -> Assigned:
+    """``assigned`` with what torch writes no row around, or another one.
+
+    Graphs of optimizers' steps are the optimizer's. A graph of a whole backward pass is a module, which no layer is: to
+    call it is no recompute.
+    """
+    table, rows = assigned.skeleton.table, assigned.rows
     regions = np.flatnonzero(table.kind == RowKind.GRAPH)
-    steps = [number for number, graph in graphs.items() if graph.is_optimizer]
     marks = np.full(len(table), INHERIT, np.int64)
-    marks[regions[np.isin(table.argument[regions], steps)]] = 1
-    inside = assigned.skeleton.levels.propagate(marks, 0) == 1
-    inside &= np.isin(assigned.rows.category, (Category.OTHER, Category.FORWARD))
-    if not inside.any():
+    optimizers = [number for number, graph in graphs.items() if graph.is_optimizer]
+    marks[regions[np.isin(table.argument[regions], optimizers)]] = 1
+    steps = assigned.skeleton.levels.propagate(marks, 0) == 1
+    steps &= np.isin(rows.category, (Category.OTHER, Category.FORWARD))
+    passes = (rows.category == Category.RECOMPUTE) & (rows.owner < 0)
+    passes &= any(graph.is_pass for graph in graphs.values())
+    if not (steps | passes).any():
         return assigned
-    category, owner = assigned.rows.category.copy(), assigned.rows.owner.copy()
-    category[inside], owner[inside] = Category.OPTIMIZER, OUTSIDE
+    category, owner = rows.category.copy(), rows.owner.copy()
+    category[steps], owner[steps] = Category.OPTIMIZER, OUTSIDE
+    category[passes] = Category.LAYER
     return replace(assigned, rows=Rows(category, owner))
 
 
