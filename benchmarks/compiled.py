@@ -2,7 +2,10 @@
 
 Each TARGET is ``file.py:factory``, as for ``gradscope profile``: a function that returns a model and its batch. It is
 profiled as it is and under torch.compile; where the factory compiles parts itself, these stay, and the eager run is one
-with ``torch.compiler.set_stance("force_eager")``.
+with ``torch.compiler.set_stance("force_eager")``. benchmarks/compiled_models.py has some. Of a training script give its
+two runs, as ``gradscope profile`` has saved them, in place of targets:
+
+    python benchmarks/compiled.py --runs eager.json compiled.json
 
 Figures, of the compiled backward pass without what Python and the engine do around the graphs:
 
@@ -25,6 +28,7 @@ from _common import ROOT, Result, finish, parser, print_table
 
 import gradscope
 from gradscope.ops import ATEN_CONVOLUTIONS, ATEN_MATMULS
+from gradscope.report.runfile import load_run
 from gradscope.tables import RunData
 from gradscope.workload import load_target
 
@@ -37,8 +41,14 @@ def main() -> int:
     options = parser(__doc__)
     options.add_argument("targets", nargs="*", default=[str(ROOT / "examples" / "gpt.py")])
     options.add_argument("--steps", type=int, default=5)
+    options.add_argument("--runs", nargs=2, metavar=("EAGER", "COMPILED"), help="of a script, in place of targets")
     arguments = options.parse_args()
     results: list[Result] = []
+    if arguments.runs:
+        eager, compiled = map(load_run, arguments.runs)
+        results = compared(Path(arguments.runs[1]).stem, eager, compiled)
+        print_table(arguments.runs[1], results)
+        return finish("compiled", results, arguments.device, arguments.json)
     for target in arguments.targets:
         results += figures(target, arguments.steps, arguments.device)
         print_table(target, results[-6:])
@@ -51,6 +61,11 @@ def figures(target: str, steps: int, device: str) -> list[Result]:
     torch._dynamo.reset()
     compiled = profiled(target, steps, device, compiled=True)
     name = Path(target.partition(":")[0]).stem + (f":{target.partition(':')[2]}" if ":" in target else "")
+    return compared(name, eager, compiled)
+
+
+def compared(name: str, eager: RunData, compiled: RunData) -> list[Result]:
+    """The figures of two runs."""
     spent = sum(op.self_ns for op in compiled.ops if _counts(op))
     owned = sum(op.self_ns for op in compiled.ops if _counts(op) and op.layer is not None)
     lines = sum(row.backward_ns for row in compiled.lines)

@@ -44,7 +44,7 @@ def main() -> int:
         torch._dynamo.reset()
         spent = sum(sum(alone.values()) for alone, _ in kernels)
         wrong = sum(sum(alone.values()) * misassigned(alone, shares) for alone, shares in kernels)
-        name = Path(target.partition(":")[0]).stem
+        name = Path(target.partition(":")[0]).stem + (f":{target.partition(':')[2]}" if ":" in target else "")
         results.append(Result(f"{name}: kernels of several layers", len(kernels), ""))
         results.append(Result(f"{name}: misassigned of their time", 100.0 * wrong / max(spent, 1e-9), "%"))
         print_table(target, results[-2:])

@@ -82,7 +82,11 @@ for name in "${parts[@]}"; do
     compiled)
       part "$name" 60 5 "$python" -m pytest -q -p no:cacheprovider -m gpu tests/compiled/test_cuda.py
       part "$name" 60 8 "$python" benchmarks/compiled.py --device cuda --json "$results/compiled.jsonl"
-      part "$name" 90 8 "$python" benchmarks/compiled_cost.py --device cuda --rounds 1 --json "$results/compiled_cost.jsonl"
+      for model in llama llama_by_layer resnet50; do
+        part "$name" 90 8 "$python" benchmarks/compiled.py --device cuda --json "$results/compiled.jsonl" \
+          "benchmarks/compiled_models.py:$model"
+      done
+      part "$name" 180 8 "$python" benchmarks/compiled_cost.py --device cuda --rounds 1 --json "$results/compiled_cost.jsonl"
       ;;
     traces) part "$name" 60 12 "$python" benchmarks/traces.py --device cuda --json "$results/traces.jsonl" ;;
     overhead) part "$name" 90 8 "$python" benchmarks/overhead.py --device cuda --json "$results/overhead.jsonl" ;;

@@ -24,7 +24,7 @@ class HooksAside:
         self._handles: list[RemovableHandle] = []
         self._inside: set[threading.Thread] = set()
         self._away: list[_Away] = []
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal may come while it is held
         self._guarded: bool | None = None  # not known yet
 
     @contextmanager

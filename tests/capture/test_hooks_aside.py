@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Iterator
 from threading import Event, Thread
 from typing import Any
@@ -13,6 +15,8 @@ from torch.nn.modules import module as torchs
 
 from gradscope.capture import hooks_aside
 from gradscope.capture.hooks_aside import HooksAside
+from gradscope.compat import between_compilations
+from gradscope.compat.dynamo.left_alone import _Patience
 
 
 @pytest.fixture(autouse=True)
@@ -169,3 +173,52 @@ def test_hooks_come_and_go_between_compilations() -> None:
     session.join()
     thread.join()
     assert still == [True] and not torchs._global_forward_pre_hooks
+
+
+def test_a_compilation_that_waits_for_this_thread_is_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch._dynamo.convert_frame import compile_lock
+
+    monkeypatch.setattr(_Patience, "MOST_S", 0.2)
+    patience = _Patience()
+    taken, free = Event(), Event()
+
+    def compiles() -> None:
+        with compile_lock:
+            taken.set()
+            free.wait(60)
+
+    thread = Thread(target=compiles)
+    thread.start()
+    taken.wait(60)
+    began = time.perf_counter()
+    assert not any(patience.take(compile_lock) for _ in range(20))
+    assert time.perf_counter() - began < 2  # not 20 times 0.2 s
+    free.set()
+    thread.join()
+    assert patience.take(compile_lock) and patience.left_s == 0.2  # and the next one is waited for again
+    compile_lock.release()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+def test_a_forked_child_waits_for_no_thread_of_its_parent() -> None:
+    from torch._dynamo.convert_frame import compile_lock
+
+    taken, free = Event(), Event()
+
+    def compiles() -> None:
+        with compile_lock:
+            taken.set()
+            free.wait(60)
+
+    thread = Thread(target=compiles)
+    thread.start()
+    taken.wait(60)
+    child = os.fork()
+    if not child:  # its end is not this test's
+        began = time.perf_counter()
+        with between_compilations():
+            pass
+        os._exit(time.perf_counter() - began > 5)
+    free.set()
+    thread.join()
+    assert os.waitpid(child, 0)[1] == 0
