@@ -26,7 +26,7 @@ from gradscope.capture.registry import wrapped
 from gradscope.capture.result import Capture
 from gradscope.capture.session import Session
 from gradscope.capture.training import StepFinder
-from gradscope.graphs import has_noted_sizes
+from gradscope.graphs import flops_of
 from gradscope.readings import READING_MEMORY, READING_SURVEY, TimedTrace
 from gradscope.tables import Options, RunData, StepTimes, TakenStep, WorkloadInfo
 from gradscope.tree import parameters_of
@@ -174,10 +174,9 @@ def _of_timed_steps(capture: Capture, trace: TimedTrace) -> list[str]:
             "inspected: the layers of its gradient accumulation, and some saved tensors, are unknown"
         )
     watch = capture.compiled
-    if not all(has_noted_sizes(ran, watch.graphs) for ran in watch.runs):
+    if any(flops_of(ran, watch.graphs) is None for ran in watch.runs):
         notes.append(
-            "compiled graphs ran with other sizes than those that they were first compiled for: FLOPs of these runs "
-            "are not counted"
+            "compiled graphs ran with sizes that torch finds out while they run: FLOPs of these runs are not counted"
         )
     if capture.passes_compiled:
         notes.append(

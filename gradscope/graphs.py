@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from gradscope.capture.naming import ModuleNames
@@ -16,7 +16,7 @@ def compiled_graphs(
 ) -> dict[int, CompiledGraph]:
     """The graphs by the number of a run, layers by row, lines by their place in ``lines``, which gets what it lacks.
 
-    Of a run with other sizes than those that its graph was first compiled for nothing is known of FLOPs: they are 0.
+    FLOPs are those of the sizes that a graph was run with; 0 where these do not tell them.
     """
     layers, places = _Layers(names), _Lines(lines)
     graphs = [
@@ -27,17 +27,22 @@ def compiled_graphs(
     found = {}
     for number, ran in enumerate(runs):
         note, nodes = notes[ran.graph], graphs[ran.graph]
-        sized = has_noted_sizes(ran, notes)
-        if not sized:
-            nodes = {name: replace(node, flops=0) for name, node in nodes.items()}
+        flops = flops_of(ran, notes)
+        if flops is None or ran.sizes != note.sizes:
+            nodes = {name: replace(node, flops=(flops or {}).get(name, 0)) for name, node in nodes.items()}
         holders = frozenset(held[address] for address in ran.parameters if address in held)
-        found[number] = CompiledGraph(note.kernels, nodes, holders, note.inputs, note.is_optimizer, sized, note.is_pass)
+        found[number] = CompiledGraph(
+            note.kernels, nodes, holders, note.inputs, note.is_optimizer, flops is not None, note.is_pass
+        )
     return found
 
 
-def has_noted_sizes(ran: GraphRun, notes: Sequence[GraphNote]) -> bool:
-    """Check that it ran with the sizes of which its nodes were noted."""
-    return ran.sizes == notes[ran.graph].sizes
+def flops_of(ran: GraphRun, notes: Sequence[GraphNote]) -> Mapping[str, int] | None:
+    """The floating-point operations of a run's nodes; None where its sizes do not tell them."""
+    note = notes[ran.graph]
+    if ran.sizes == note.sizes:
+        return {name: node.flops for name, node in note.nodes.items()}
+    return None if note.flops_at is None else note.flops_at(ran.sizes)
 
 
 class _Lines:

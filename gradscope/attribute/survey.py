@@ -18,7 +18,16 @@ from gradscope.attribute.linechoice import LayerCall
 from gradscope.attribute.linematch import LineMatcher, Traced, calls_made, operations_of
 from gradscope.attribute.nodes import OUTSIDE, NodeLabels, above_lines, label_nodes, nearest, pass_of
 from gradscope.attribute.rows import BoolColumn, Category, NodeRows, Rows, Skeleton, assign_rows, find_steps
-from gradscope.tables import EventTable, GraphNode, Int32Column, IntColumn, ParameterInfo, RowKind, SpanTable
+from gradscope.tables import (
+    EventTable,
+    GraphNode,
+    Int8Column,
+    Int32Column,
+    IntColumn,
+    ParameterInfo,
+    RowKind,
+    SpanTable,
+)
 
 NO_LINE = -1
 _RANGE_CALLS = ("profiler::_record_function_", "PythonDispatchMode")
@@ -212,7 +221,7 @@ def _receivers(survey: SurveyInput, owners: Sequence[int], node_line: IntColumn)
     return tuple(result)
 
 
-def is_trained(skeleton: Skeleton, category: IntColumn) -> BoolColumn:
+def is_trained(skeleton: Skeleton, category: Int8Column) -> BoolColumn:
     """Check of each row that it is a call of a module of which a node has run in backward.
 
     An evaluation has none. Nor has a checkpoint's forward where that is reentrant: there the call is the one that

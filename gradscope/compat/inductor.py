@@ -229,6 +229,7 @@ def _noted(graph: Any, before: int, earlier: Mapping[str, NodeNote]) -> GraphNot
         is_checkpointed=any("ac_graph_id" in node.meta for node in graph.graph.nodes),
         budget=_memory_budget(),
         is_pass=compiles_pass(),
+        flops_at=_flops_at(graph),
     )
 
 
@@ -363,15 +364,65 @@ def _seen(size: Any) -> int:
 
 def _flops(node: Any) -> int:
     """Floating-point operations by torch's own formulas; 0 for what these do not know."""
+    work = _work(node)
+    return 0 if work is None else work({})
+
+
+def _work(node: Any) -> Callable[[Mapping[Any, int]], int] | None:
+    """Floating-point operations of a node by the sizes that are not fixed; None for what torch has no formula for.
+
+    Of a size that is not given it counts what torch has seen.
+    """
     formula = flop_formulas().get(getattr(node.target, "overloadpacket", None))
     if formula is None:
-        return 0
+        return None
 
-    def sizes(value: Any) -> Any:
-        return torch.empty([_seen(size) for size in value.shape], device="meta")
+    def shapes(value: Any) -> Any:
+        return _Shape(tuple(value.shape))
 
     def made(node: Any) -> Any:
-        return tree_map_only(torch.Tensor, sizes, node.meta.get("val"))
+        return tree_map_only(torch.Tensor, shapes, node.meta.get("val"))
 
-    args, kwargs = map_arg((node.args, dict(node.kwargs)), made)
-    return int(formula(*args, **kwargs, out_val=made(node)))
+    (args, kwargs), made_by = map_arg((node.args, dict(node.kwargs)), made), made(node)
+
+    def count(sizes: Mapping[Any, int]) -> int:
+        def sized(shape: _Shape) -> torch.Tensor:
+            return torch.empty([_size(each, sizes) for each in shape.sizes], device="meta")
+
+        mine = tree_map_only(_Shape, sized, (args, kwargs, made_by))
+        return int(formula(*mine[0], **mine[1], out_val=mine[2]))
+
+    return count
+
+
+class _Shape:
+    """Of a tensor."""
+
+    def __init__(self, sizes: tuple[Any, ...]) -> None:
+        self.sizes = sizes
+
+
+def _size(size: Any, sizes: Mapping[Any, int]) -> int:
+    """A size where those that are not fixed are these."""
+    if isinstance(size, int) or not sizes:
+        return _seen(size)
+    return int(size.node.expr.xreplace(sizes))
+
+
+def _flops_at(graph: Any) -> Callable[[Sequence[int]], Mapping[str, int] | None] | None:
+    """The floating-point operations of a graph's nodes for its runs with these sizes; None: all are fixed."""
+    inputs = [node.meta.get("val") for node in graph.graph.nodes if node.op == "placeholder"]
+    wanted = [each for each in inputs if isinstance(each, (int, torch.SymInt))]
+    if not any(isinstance(each, torch.SymInt) for each in wanted):
+        return None
+    symbols = [each.node.expr if isinstance(each, torch.SymInt) else None for each in wanted]
+    works = {node.name: work for node in graph.graph.nodes if (work := _work(node)) is not None}
+
+    def count(sizes: Sequence[int]) -> Mapping[str, int] | None:
+        given = {symbol: size for symbol, size in zip(symbols, sizes, strict=True) if symbol is not None}
+        try:
+            return {name: work(given) for name, work in works.items()}
+        except Exception:  # a size that is of none of these, which torch found out while it ran, say
+            return None
+
+    return count

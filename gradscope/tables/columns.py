@@ -5,7 +5,7 @@ Made by ``capture`` and ``trace``, consumed by ``attribute``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from enum import IntEnum
 from typing import TYPE_CHECKING, TypeAlias
@@ -238,6 +238,7 @@ class GraphNote:
         is_checkpointed: the program checkpoints something in it.
         sizes: of what is not fixed, those that it was compiled with, in the order of the inputs.
         budget: the share of what is saved for backward that it may save.
+        flops_at: of nodes, for ``sizes`` that it runs with, or None where these do not tell; None: all are fixed.
     """
 
     kernels: tuple[tuple[str, tuple[str, ...]], ...]
@@ -248,6 +249,7 @@ class GraphNote:
     sizes: tuple[int, ...] = ()
     budget: float = 1.0
     is_pass: bool = False
+    flops_at: Callable[[Sequence[int]], Mapping[str, int] | None] | None = None
 
     def recomputed_bytes(self) -> int:
         """Bytes of what is of forward, computed again here, and read by nodes of backward: what is not saved for it."""
@@ -295,7 +297,7 @@ class CompiledGraph:
 
     Attributes:
         holders: the layers whose parameters it was run with.
-        sized: it ran with the sizes of which its nodes were noted: else nothing is known of their operations.
+        sized: the sizes that it ran with tell how many floating-point operations its nodes take.
     """
 
     kernels: tuple[tuple[str, tuple[str, ...]], ...]

@@ -272,11 +272,13 @@ def test_matmuls_that_are_joined_shared_or_replaced_are_their_modules(case: str,
             assert other.saved_bytes == one.saved_bytes, path
 
 
-def test_of_other_sizes_than_those_of_the_first_call_no_flops_are_told(runs: dict[str, RunData]) -> None:
-    run = runs["more"]
-    assert not any(row.flops for row in run.layers)
-    assert any("other sizes" in note and "FLOPs" in note for note in run.notes)
-    assert all(backward(run)[path] for path in ("blocks.0.up", "blocks.1.down", "head"))
+def test_of_other_sizes_than_those_of_the_first_call_flops_are_those_of_the_run(runs: dict[str, RunData]) -> None:
+    flops = [
+        {row.path: (row.forward_flops, row.backward_flops) for row in runs[case].layers} for case in ("more", "eager")
+    ]
+    assert flops[0] == flops[1] and any(forward for forward, _ in flops[0].values())
+    assert not any("FLOPs" in note for note in runs["more"].notes)
+    assert all(backward(runs["more"])[path] for path in ("blocks.0.up", "blocks.1.down", "head"))
 
 
 def test_what_a_layer_saves_and_allocates_is_counted_once(runs: dict[str, RunData]) -> None:

@@ -45,7 +45,7 @@ class CompiledTime:
         regions: how many times graphs ran.
         unmatched: how many of these ran other kernels than they were compiled to.
         flops: of the measured steps, by layer and whether in backward.
-        uncounted: layers of graphs that ran with other sizes than those that are known.
+        uncounted: layers of graphs that ran with sizes that do not tell their operations.
         readers: of a run, by its number and the layer that ran it, the layer and line that read each of its inputs:
             of several the first in forward; None where nothing does.
     """

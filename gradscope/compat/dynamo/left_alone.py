@@ -94,7 +94,7 @@ def between_compilations() -> Iterator[None]:
     Dynamo looks at the guards of what it has compiled right away, and raises where they are not true any more: a hook
     on all modules that is added or removed meanwhile is one.
     """
-    lock = getattr(sys.modules.get(f"{DYNAMO}.convert_frame"), "compile_lock", None)
+    lock: Any = getattr(sys.modules.get(f"{DYNAMO}.convert_frame"), "compile_lock", None)
     held = lock is not None and _patience.take(lock)
     try:
         yield
