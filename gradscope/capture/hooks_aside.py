@@ -1,20 +1,24 @@
 """Takes gradscope's hooks on all modules out of torch's tables while compiled code runs, where Dynamo reads these.
 
-Dynamo leaves such hooks alone. But where a class has a ``__call__`` of its own, as Hugging Face's checkpointed layers
-do, some versions trace through that to torch's and guard which hooks there are: with others than before all is compiled
-again, in each phase of a run. There what is called between the graphs of a function is seen by no hook.
+Dynamo leaves such hooks alone. But where a module has hooks of its own, or the program has some on all modules, or,
+with some versions, a class has a ``__call__`` of its own, as Hugging Face's checkpointed layers, it traces through
+torch's call and guards which hooks there are: with others than before all is compiled again, in each phase of a run.
+There what is called between the graphs of a function is seen by no hook.
 """
 
 from __future__ import annotations
 
+import os
 import threading
-from collections.abc import Callable, Iterator
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from torch.utils.hooks import RemovableHandle
 
-from gradscope.compat import between_compilations, dynamo_reads_hooks, hook_tables
+from gradscope.capture.registry import all_modules
+from gradscope.compat import between_compilations, dynamo_reads_hooks, has_hooks, hook_tables, others_global_hooks
 
 
 class HooksAside:
@@ -25,7 +29,9 @@ class HooksAside:
         self._inside: set[threading.Thread] = set()
         self._away: list[_Away] = []
         self._lock = threading.RLock()  # a signal may come while it is held
+        self._entered = False  # any thread has entered compiled code
         self._guarded: bool | None = None  # not known yet
+        _asides.add(self)
 
     @contextmanager
     def holding(self, *register: Callable[[], RemovableHandle]) -> Iterator[None]:
@@ -34,22 +40,31 @@ class HooksAside:
         try:
             with between_compilations(), self._lock:
                 self._put_back()
-                self._guarded = None
                 handles.extend(each() for each in register)  # those before one that raises, too
                 self._handles += handles
+                if not self._guarded:  # between steps rather than in one
+                    self._guarded = self._is_guarded() if self._entered else None
                 self._turn()
             yield
         finally:
-            with between_compilations(), self._lock:
-                self._put_back()
-                self._handles = [each for each in self._handles if each not in handles]
-                for handle in handles:
-                    handle.remove()
-                self._turn()
+            try:
+                with between_compilations():
+                    self._remove(handles)
+            finally:
+                self._remove(handles)  # where waiting was interrupted
+
+    def _remove(self, handles: Sequence[RemovableHandle]) -> None:
+        with self._lock:
+            self._put_back()
+            self._handles = [each for each in self._handles if each not in handles]
+            for handle in handles:
+                handle.remove()
+            self._turn()
 
     def follow(self, entered: bool) -> None:
         """A compiled function is entered by this thread, or has been left."""
         with self._lock:
+            self._entered = True
             (self._inside.add if entered else self._inside.discard)(threading.current_thread())
             self._put_back()
             self._turn()
@@ -59,7 +74,7 @@ class HooksAside:
         if not self._inside or not self._handles:
             return
         if self._guarded is None:
-            self._guarded = dynamo_reads_hooks()
+            self._guarded = self._is_guarded()
         if self._guarded:
             ids = {each.id for each in self._handles}
             self._away = [_Away(table, ids) for handle in self._handles for table in hook_tables(handle)]
@@ -68,6 +83,27 @@ class HooksAside:
         for each in reversed(self._away):
             each.put_back()
         self._away = []
+
+    def _is_guarded(self) -> bool:
+        """Check that Dynamo guards which hooks there are. Ours are in torch's tables."""
+        own = {each.id for each in self._handles}
+        return dynamo_reads_hooks() or others_global_hooks(own) or any(map(has_hooks, all_modules()))
+
+    def forked(self) -> None:
+        """This process is a child, without the thread that may have held the lock."""
+        self._lock = threading.RLock()
+
+
+_asides: weakref.WeakSet[HooksAside] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for aside in _asides:
+        aside.forked()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)  # before the session's, which takes the hooks out
 
 
 class _Away:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -106,6 +106,27 @@ def hook_tables(handle: Any) -> list[Any]:
 def has_global_module_hooks() -> bool:
     """Check that a hook on all modules of the process is registered, by anybody."""
     return bool(torch.nn.modules.module._has_any_global_hook())  # type: ignore[no-untyped-call]
+
+
+_GLOBAL_HOOKS = (
+    "_global_forward_pre_hooks",
+    "_global_forward_hooks",
+    "_global_backward_pre_hooks",
+    "_global_backward_hooks",
+)
+_MODULES_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+
+
+def others_global_hooks(own: Collection[int]) -> bool:
+    """Check that a hook on all modules is registered whose handle's id is not among these."""
+    tables = (getattr(torch.nn.modules.module, name) for name in _GLOBAL_HOOKS)
+    return any(key not in own for table in tables for key in tuple(table))
+
+
+def has_hooks(module: torch.nn.Module) -> bool:
+    """Check that a module has hooks of its own."""
+    held = module.__dict__
+    return any(held.get(name) for name in _MODULES_HOOKS)
 
 
 def hook_dicts(leaf: torch.Tensor) -> list[dict[Any, Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections.abc import Iterator
 from threading import Event, Thread
@@ -222,3 +223,64 @@ def test_a_forked_child_waits_for_no_thread_of_its_parent() -> None:
     free.set()
     thread.join()
     assert os.waitpid(child, 0)[1] == 0
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+def test_a_child_forked_while_another_thread_enters_compiled_code_takes_the_hooks_out() -> None:
+    aside, locked, free = HooksAside(), Event(), Event()
+
+    def follows() -> None:
+        with aside._lock:
+            locked.set()
+            free.wait(60)
+
+    thread = Thread(target=follows)
+    with aside.holding(lambda: torchs.register_module_forward_pre_hook(lambda *_: None)):
+        thread.start()
+        locked.wait(60)
+        child = os.fork()
+        if not child:
+            signal.alarm(20)  # else the child would stay where it hangs
+            aside.follow(True)
+            aside.follow(False)
+            os._exit(0)
+        free.set()
+        thread.join()
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def test_hooks_are_removed_where_waiting_is_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
+    aside = HooksAside()
+    hold = aside.holding(lambda: torchs.register_module_forward_pre_hook(lambda *_: None))
+    hold.__enter__()
+
+    def interrupted() -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(hooks_aside, "between_compilations", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        hold.__exit__(None, None, None)
+    assert not torchs._global_forward_pre_hooks
+
+
+def test_hooks_of_the_programs_make_dynamo_guard_ours(monkeypatch: pytest.MonkeyPatch, users: Any) -> None:
+    monkeypatch.setattr(hooks_aside, "dynamo_reads_hooks", lambda: False)
+    monkeypatch.setattr(hooks_aside, "all_modules", lambda: [layer])
+    layer = nn.Linear(1, 1)
+
+    def is_aside() -> bool:
+        aside = HooksAside()
+        with aside.holding(lambda: torchs.register_module_forward_pre_hook(lambda *_: None)):
+            aside.follow(True)
+            found = not torchs._global_forward_pre_hooks
+            aside.follow(False)
+        return found
+
+    assert not is_aside()
+    for register in (layer.register_forward_hook, layer.register_forward_pre_hook, layer.register_full_backward_hook):
+        handle = register(lambda *_: None)
+        assert is_aside()
+        handle.remove()
+        assert not is_aside()
+    users("one on all modules")
+    assert is_aside()

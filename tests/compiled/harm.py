@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch._C._dynamo.eval_frame import get_eval_frame_callback
 from torch._dynamo.utils import get_compilation_metrics, set_compilation_metrics_limit
+from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
@@ -209,14 +210,7 @@ def ahead_of_time(model: nn.Module) -> Callable[[int], Tensor]:
 
 def ended_elsewhere(model: nn.Module) -> Callable[[int], Tensor]:
     """Another thread ends the measurement, in a step that is traced: see main."""
-    x = torch.randn(8, 16)
-    run_model = compiled(model)
-
-    def step(number: int) -> Tensor:
-        with torch.compiler.set_stance("fail_on_recompile" if number >= SETTLED else "default"):
-            return backward(run_model(x))
-
-    return step
+    return steadily(model)
 
 
 class OwnCall(nn.Linear):
@@ -230,6 +224,36 @@ def own_call(model: nn.Module) -> Callable[[int], Tensor]:
     run_model = compiled(nn.Sequential(OwnCall(16, 16), model, OwnCall(16, 16)))
     x = torch.randn(8, 16)
     return lambda _: backward(run_model(x))
+
+
+def own_hook(model: nn.Module) -> Callable[[int], Tensor]:
+    """A module that is compiled has a hook, so that Dynamo traces through torch's call."""
+    model[1].register_forward_hook(lambda _, __, output: output * 1.01)  # type: ignore[index]
+    return steadily(model)
+
+
+def global_hook(model: nn.Module) -> Callable[[int], Tensor]:
+    """The program has a hook on all modules."""
+    handle = register_module_forward_pre_hook(lambda *_: None)
+    step = steadily(model)
+
+    def call(number: int) -> Tensor:
+        if number == STEPS - 1:
+            handle.remove()
+            return backward(model(torch.ones(8, 16)))
+        return step(number)
+
+    return call
+
+
+def steadily(model: nn.Module) -> Callable[[int], Tensor]:
+    run_model, x = compiled(model), torch.randn(8, 16)
+
+    def step(number: int) -> Tensor:
+        with torch.compiler.set_stance("fail_on_recompile" if number >= SETTLED else "default"):
+            return backward(run_model(x))
+
+    return step
 
 
 def backward(result: Tensor) -> Tensor:
@@ -253,6 +277,8 @@ PROGRAMS = {
         ahead_of_time,
         ended_elsewhere,
         own_call,
+        own_hook,
+        global_hook,
     )
 }
 SURVEYED = 8  # a step that is traced

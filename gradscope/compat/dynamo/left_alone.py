@@ -71,10 +71,10 @@ class _Patience:
 
     def take(self, lock: Any) -> bool:
         """Take Dynamo's lock. In vain only once: what held it may wait for this thread, or was forked away."""
-        if lock.acquire(timeout=self.left_s) if self.left_s else lock.acquire(blocking=False):
+        left_s, self.left_s = self.left_s, 0.0  # also where waiting is interrupted
+        if lock.acquire(timeout=left_s) if left_s else lock.acquire(blocking=False):
             self.left_s = self.MOST_S
             return True
-        self.left_s = 0.0
         return False
 
     def end(self) -> None:
