@@ -148,13 +148,14 @@ def build_result(
     samples = {each: layer_steps(assigned, parts, len(modules), each) for each in (Category.LAYER, Category.FORWARD)}
     rows = _layers(cells, modules, calls, samples, ledger.backward_ns)
     rows, step = with_communication(rows, step, assigned, parts, ledger.communication_ns)
+    uncounted = frozenset[int]()
     if survey is not None and has_flops:
         rows = with_flops(rows, survey, [per_step(count, len(assigned.steps)) for count in trained.tolist()])
-        graphs_count = frozenset() if compiled is None else frozenset(layer for layer, _ in compiled.flops)
-        rows = without_flops(rows, _uncounted(cells, rows) - graphs_count)
+        uncounted = _uncounted(assigned, parts, names, rows)
+        rows = without_flops(rows, uncounted)
     if compiled is not None:
         rows = with_estimates(rows, *estimated_ns(assigned, parts, len(rows)))
-        rows = with_graph_flops(rows, compiled.flops, compiled.uncounted, len(assigned.steps))
+        rows = with_graph_flops(rows, compiled.flops, compiled.uncounted | uncounted, len(assigned.steps))
         notes += compiled.notes()
 
     def by_origin(part: Contribution) -> list[Contribution]:
@@ -180,13 +181,18 @@ def build_result(
     )
 
 
-def _uncounted(cells: Cells, rows: Sequence[LayerRow]) -> frozenset[int]:
+def _uncounted(
+    assigned: Assigned, parts: Sequence[Contribution], names: Sequence[str], rows: Sequence[LayerRow]
+) -> frozenset[int]:
     """Layers with products of matrices in forward that nobody counted: of a compiled function, but of no graph."""
-    counted = np.array(
-        [name in ATEN_MATMULS | ATEN_CONVOLUTIONS or name.startswith(ATEN_ATTENTION) for name in cells.ops]
-    )
-    mine = (cells.category == Category.FORWARD) & (cells.owner >= 0) & counted[cells.op]
-    return frozenset(number for number in np.unique(cells.owner[mine]).tolist() if not rows[number].forward_flops)
+    counted = np.array([name in ATEN_MATMULS | ATEN_CONVOLUTIONS or name.startswith(ATEN_ATTENTION) for name in names])
+    found = set[int]()
+    for part in parts:
+        if part.given is None:  # else a graph's, which counts its own
+            owner = part.owner(assigned)
+            mine = (part.category(assigned) == Category.FORWARD) & (owner >= 0) & counted[part.op]
+            found.update(owner[mine & (assigned.steps.of_row[part.row] >= 0)].tolist())
+    return frozenset(number for number in found if not rows[number].forward_flops)
 
 
 def _sum(cells: Cells, mask: np.ndarray) -> int:  # type: ignore[type-arg]

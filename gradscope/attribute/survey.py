@@ -227,11 +227,15 @@ def is_trained(skeleton: Skeleton, category: Int8Column) -> BoolColumn:
     An evaluation has none. Nor has a checkpoint's forward where that is reentrant: there the call is the one that
     backward makes again. One that is not reentrant makes nodes both times, and those of the first run.
     """
-    found = (skeleton.table.kind == RowKind.CALL) & np.isin(category, (Category.FORWARD, Category.RECOMPUTE))
-    call = skeleton.table.argument[found]
-    ran = np.unique(skeleton.nodes.sequence)
-    low, high = (np.searchsorted(ran, bound[call]) for bound in (skeleton.calls.low, skeleton.calls.high))
-    found[found] = high > low
+    table, ran = skeleton.table, skeleton.numbers
+    found = (table.kind == RowKind.CALL) & np.isin(category, (Category.FORWARD, Category.RECOMPUTE))
+    rows = np.flatnonzero(found)
+    call = table.argument[rows]
+    for thread in np.unique(table.thread[rows]).tolist():  # each counts by itself
+        mine = table.thread[rows] == thread
+        sequence = np.unique(ran.sequence[ran.thread == thread])
+        first, last = skeleton.calls.low[call[mine]], skeleton.calls.high[call[mine]]
+        found[rows[mine]] = np.searchsorted(sequence, last) > np.searchsorted(sequence, first)
     return found
 
 

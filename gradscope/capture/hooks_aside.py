@@ -1,9 +1,11 @@
-"""Takes gradscope's hooks on all modules out of torch's tables while compiled code runs, where Dynamo reads these.
+"""Takes gradscope's hooks on all modules out of torch's tables where Dynamo reads these.
 
-Dynamo leaves such hooks alone. But where a module has hooks of its own, or the program has some on all modules, or,
-with some versions, a class has a ``__call__`` of its own, as Hugging Face's checkpointed layers, it traces through
-torch's call and guards which hooks there are: with others than before all is compiled again, in each phase of a run.
-There what is called between the graphs of a function is seen by no hook.
+While anything is compiled, first of all: it would guard which hooks there are, compile all again once ours are gone,
+and raise where one goes before its guards are made. Code that was compiled without them runs with them as well. But
+where a module has hooks of its own, or the program has some on all modules, or, with some versions, a class has a
+``__call__`` of its own, as Hugging Face's checkpointed layers, Dynamo traces through torch's call and guards that there
+are none of ours: then they are out from the moment that compiled code is entered until it has returned, and what is
+called between the graphs of a function is seen by no hook.
 """
 
 from __future__ import annotations
@@ -11,14 +13,14 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from torch.utils.hooks import RemovableHandle
 
 from gradscope.capture.registry import all_modules
-from gradscope.compat import between_compilations, dynamo_reads_hooks, has_hooks, hook_tables, others_global_hooks
+from gradscope.compat import dynamo_reads_hooks, has_hooks, hook_tables, others_global_hooks
 
 
 class HooksAside:
@@ -29,6 +31,7 @@ class HooksAside:
         self._inside: set[threading.Thread] = set()
         self._away: list[_Away] = []
         self._lock = threading.RLock()  # a signal may come while it is held
+        self._compiles = False
         self._entered = False  # any thread has entered compiled code
         self._guarded: bool | None = None  # not known yet
         _asides.add(self)
@@ -38,7 +41,7 @@ class HooksAside:
         """Register these hooks; they are removed when the block is left."""
         handles: list[RemovableHandle] = []
         try:
-            with between_compilations(), self._lock:
+            with self._lock:
                 self._put_back()
                 handles.extend(each() for each in register)  # those before one that raises, too
                 self._handles += handles
@@ -47,19 +50,12 @@ class HooksAside:
                 self._turn()
             yield
         finally:
-            try:
-                with between_compilations():
-                    self._remove(handles)
-            finally:
-                self._remove(handles)  # where waiting was interrupted
-
-    def _remove(self, handles: Sequence[RemovableHandle]) -> None:
-        with self._lock:
-            self._put_back()
-            self._handles = [each for each in self._handles if each not in handles]
-            for handle in handles:
-                handle.remove()
-            self._turn()
+            with self._lock:
+                self._put_back()
+                self._handles = [each for each in self._handles if each not in handles]
+                for handle in handles:
+                    handle.remove()
+                self._turn()
 
     def follow(self, entered: bool) -> None:
         """A compiled function is entered by this thread, or has been left."""
@@ -69,13 +65,18 @@ class HooksAside:
             self._put_back()
             self._turn()
 
+    def compiling(self, begins: bool) -> None:
+        """Some thread compiles something, or none does any more."""
+        with self._lock:
+            self._compiles = begins
+            self._put_back()
+            self._turn()
+
     def _turn(self) -> None:
         self._inside = {each for each in self._inside if each.is_alive()}
-        if not self._inside or not self._handles:
-            return
-        if self._guarded is None:
+        if self._inside and self._handles and self._guarded is None:
             self._guarded = self._is_guarded()
-        if self._guarded:
+        if self._compiles or (self._inside and self._guarded):
             ids = {each.id for each in self._handles}
             self._away = [_Away(table, ids) for handle in self._handles for table in hook_tables(handle)]
 

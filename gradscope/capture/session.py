@@ -374,6 +374,7 @@ class Session:
         self.run.has_compiled |= begins
         with self.run.guard.over(FOLLOWING):
             self.run.aside.compiling(begins)
+            self.run.hooks_aside.compiling(begins)
             self.run.compile_log.collect()
         if not self._closed:
             self._progress.busy("compiling" if begins else "")

@@ -16,7 +16,6 @@ from gradscope.compat.dynamo import DYNAMO
 from gradscope.compat.dynamo.entry import following_dynamo
 from gradscope.compat.dynamo.left_alone import (
     CompiledSteps,
-    between_compilations,
     keep_eager,
     keep_frame_eager,
     untraced,
@@ -89,7 +88,6 @@ __all__ = [
     "GraphWatch",
     "SavedTensor",
     "TraceMarker",
-    "between_compilations",
     "check",
     "checkpoint_frame",
     "compiler_stance",

@@ -16,7 +16,7 @@ import sys
 import warnings
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import replace
 from operator import attrgetter
 from typing import Any, TypeVar
@@ -31,6 +31,7 @@ from gradscope.compat.dynamo.log import users_name
 from gradscope.compat.flops import flop_formulas
 from gradscope.compat.imports import once_imported
 from gradscope.compat.private import replaced
+from gradscope.compat.profilers import without_rows
 from gradscope.tables import CalledFrom, GraphNote, GraphRun, NodeNote
 
 _COMPILE, _DEBUG, _OUTPUT = (f"torch._inductor.{name}" for name in ("compile_fx", "debug", "output_code"))
@@ -44,6 +45,7 @@ _HANDLE = re.compile(r"(?P<kernel>.*):(?P<order>\d+)")
 _FRAME = re.compile(r'File "(?P<file>[^"\n]+)", line (?P<line>\d+), in (?P<function>.+)')
 
 _OPTIMIZERS = os.path.join("torch", "optim", "")  # in the path of a file
+TANGENTS = "tangents_"  # what AOTAutograd calls the gradients of what a graph has returned
 _FORWARD = ("is_forward", "must_be_in_forward")
 
 # While graphs are noted. A graph that a cache holds has no nodes any more; what its code was compiled to stays cached.
@@ -99,12 +101,26 @@ class GraphWatch:
         ran = GraphRun(number, tuple(each.data_ptr() for each in parameters), sizes)
         if ran not in self._known:
             self._known[ran] = len(self.runs)
-            self.runs.append(ran)
+            self.runs.append(replace(ran, zeros=_zeros(self.graphs[number].inputs, inputs)))
             if self.told is not None and parameters:
                 self.told(parameters)
         if self.reads is not None:
             self.reads(self._known[ran], inputs)
         return self._known[ran]
+
+
+def _zeros(names: Sequence[str], inputs: Sequence[Any]) -> tuple[str, ...]:
+    """Gradients that are all zero, of what a graph is run with: of values that it returned and nobody used.
+
+    Of plain tensors: another kind's answer might have to come from other ranks.
+    """
+    found = []
+    with suppress(Exception), torch.no_grad(), without_rows():
+        if not (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()):
+            for name, value in zip(names, inputs, strict=False):
+                if name.startswith(TANGENTS) and type(value) is torch.Tensor and not value.any():
+                    found.append(name)
+    return tuple(found)
 
 
 @contextmanager

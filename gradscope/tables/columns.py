@@ -6,7 +6,7 @@ Made by ``capture`` and ``trace``, consumed by ``attribute``.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from enum import IntEnum
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -265,11 +265,16 @@ class GraphNote:
 
 @dataclass(frozen=True, slots=True)
 class GraphRun:
-    """What a compiled graph was run with: its number, addresses of parameters, and sizes that are not fixed."""
+    """What a compiled graph was run with: its number, addresses of parameters, and sizes that are not fixed.
+
+    Attributes:
+        zeros: names of those inputs that were gradients without a number but zero.
+    """
 
     graph: int
     parameters: tuple[int, ...]
     sizes: tuple[int, ...] = ()
+    zeros: tuple[str, ...] = field(default=(), compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -307,6 +312,7 @@ class CompiledGraph:
     is_optimizer: bool = False
     sized: bool = True
     is_pass: bool = False
+    zeros: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

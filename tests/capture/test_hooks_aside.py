@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Iterator
 from threading import Event, Thread
 from typing import Any
@@ -16,8 +15,6 @@ from torch.nn.modules import module as torchs
 
 from gradscope.capture import hooks_aside
 from gradscope.capture.hooks_aside import HooksAside
-from gradscope.compat import between_compilations
-from gradscope.compat.dynamo.left_alone import _Patience
 
 
 @pytest.fixture(autouse=True)
@@ -142,89 +139,6 @@ def test_nothing_moves_where_dynamo_does_not_look(monkeypatch: pytest.MonkeyPatc
     assert calls == ["mine"]
 
 
-def test_hooks_come_and_go_between_compilations() -> None:
-    """Dynamo raises in another thread where one that it has guarded is gone before the compilation has ended."""
-    from torch._dynamo.convert_frame import compile_lock
-
-    aside, compiling, go_on, left = HooksAside(), Event(), Event(), Event()
-    handles: list[Any] = []
-
-    def register() -> Any:
-        handles.append(torchs.register_module_forward_pre_hook(lambda *_: None))
-        return handles[0]
-
-    def compiles() -> None:
-        with compile_lock:
-            compiling.set()
-            go_on.wait(60)
-            still.append(handles[0].id in torchs._global_forward_pre_hooks)
-
-    def profiles() -> None:
-        with aside.holding(register):
-            thread.start()
-            compiling.wait(60)
-        left.set()
-
-    still: list[bool] = []
-    thread, session = Thread(target=compiles), Thread(target=profiles)
-    session.start()
-    compiling.wait(60)
-    assert not left.wait(0.2)
-    go_on.set()
-    session.join()
-    thread.join()
-    assert still == [True] and not torchs._global_forward_pre_hooks
-
-
-def test_a_compilation_that_waits_for_this_thread_is_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    from torch._dynamo.convert_frame import compile_lock
-
-    monkeypatch.setattr(_Patience, "MOST_S", 0.2)
-    patience = _Patience()
-    taken, free = Event(), Event()
-
-    def compiles() -> None:
-        with compile_lock:
-            taken.set()
-            free.wait(60)
-
-    thread = Thread(target=compiles)
-    thread.start()
-    taken.wait(60)
-    began = time.perf_counter()
-    assert not any(patience.take(compile_lock) for _ in range(20))
-    assert time.perf_counter() - began < 2  # not 20 times 0.2 s
-    free.set()
-    thread.join()
-    assert patience.take(compile_lock) and patience.left_s == 0.2  # and the next one is waited for again
-    compile_lock.release()
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
-def test_a_forked_child_waits_for_no_thread_of_its_parent() -> None:
-    from torch._dynamo.convert_frame import compile_lock
-
-    taken, free = Event(), Event()
-
-    def compiles() -> None:
-        with compile_lock:
-            taken.set()
-            free.wait(60)
-
-    thread = Thread(target=compiles)
-    thread.start()
-    taken.wait(60)
-    child = os.fork()
-    if not child:  # its end is not this test's
-        began = time.perf_counter()
-        with between_compilations():
-            pass
-        os._exit(time.perf_counter() - began > 5)
-    free.set()
-    thread.join()
-    assert os.waitpid(child, 0)[1] == 0
-
-
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
 def test_a_child_forked_while_another_thread_enters_compiled_code_takes_the_hooks_out() -> None:
     aside, locked, free = HooksAside(), Event(), Event()
@@ -249,20 +163,6 @@ def test_a_child_forked_while_another_thread_enters_compiled_code_takes_the_hook
     assert os.waitpid(child, 0)[1] == 0
 
 
-def test_hooks_are_removed_where_waiting_is_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
-    aside = HooksAside()
-    hold = aside.holding(lambda: torchs.register_module_forward_pre_hook(lambda *_: None))
-    hold.__enter__()
-
-    def interrupted() -> Any:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(hooks_aside, "between_compilations", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        hold.__exit__(None, None, None)
-    assert not torchs._global_forward_pre_hooks
-
-
 def test_hooks_of_the_programs_make_dynamo_guard_ours(monkeypatch: pytest.MonkeyPatch, users: Any) -> None:
     monkeypatch.setattr(hooks_aside, "dynamo_reads_hooks", lambda: False)
     monkeypatch.setattr(hooks_aside, "all_modules", lambda: [layer])
@@ -284,3 +184,25 @@ def test_hooks_of_the_programs_make_dynamo_guard_ours(monkeypatch: pytest.Monkey
         assert not is_aside()
     users("one on all modules")
     assert is_aside()
+
+
+def test_hooks_are_gone_while_anything_is_compiled_and_may_be_removed_meanwhile(calls: list[str]) -> None:
+    """Dynamo raises where a hook that it has seen is gone before its guards are made."""
+    aside = HooksAside()
+
+    def register(name: str) -> Any:
+        return lambda: torchs.register_module_forward_hook(lambda *_: calls.append(name))
+
+    with aside.holding(register("first")):
+        aside.compiling(True)
+        run()
+        with aside.holding(register("second")):  # another phase begins
+            run()
+        assert not calls and not torchs._global_forward_hooks
+        aside.compiling(False)
+        run()
+        assert calls == ["first"]
+        aside.compiling(True)
+    assert not torchs._global_forward_hooks
+    aside.compiling(False)
+    assert not torchs._global_forward_hooks

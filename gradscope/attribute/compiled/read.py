@@ -27,7 +27,6 @@ from gradscope.ops import ZEROS_OF_UNUSED
 from gradscope.tables import CompiledGraph, EventTable, IntColumn, RowKind
 
 _LAST = sys.maxsize
-_TANGENTS = "tangents_"  # what AOTAutograd calls the gradients of what a graph has returned
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +115,7 @@ def read_compiled(assigned: Assigned, graphs: Mapping[int, CompiledGraph], paths
                 block = block_of(graphs[number], *block, paths)
             known[place] = _Known.of(graphs[number], Moved.of(*block, paths, graphs[number].holders))
         here = known[place]
-        marked.as_one(zeros.get(region, ()), here.returned, ZEROS_OF_UNUSED)
+        marked.zeros(zeros.get(region, ()), here.unused)
         children = below.get(region, [])
         rows = match([table.names[table.name[row]] for row in children], here.names)
         activities = launched.activities(region, here.names, with_rows=rows is None)
@@ -173,11 +172,13 @@ class _Marked:
                 self._rows.append(row)
                 self._places.append(self._kernel(known.shares[kernel], ""))
 
-    def as_one(self, rows: Sequence[int], share: Share, called: str) -> None:
-        """These rows of one run are this."""
-        for row in rows:
+    def zeros(self, rows: Sequence[int], unused: Sequence[Share]) -> None:
+        """These rows in front of one run make the gradients of its values that nobody used, in that order."""
+        if unused and len(rows) != len(unused):  # in this step it is others: all of the largest
+            unused = [max(unused, key=lambda share: share.weight)] * len(rows)
+        for row, share in zip(rows, unused, strict=False):
             self._rows.append(row)
-            self._places.append(self._kernel((share,), called))
+            self._places.append(self._kernel((share,), ZEROS_OF_UNUSED))
 
     def activities(self, activities: Sequence[int], found: Sequence[tuple[int, ...]], known: _Known) -> None:
         """These activities of one run are these kernels, or one of them."""
@@ -248,7 +249,7 @@ class _Known:
     flops: Mapping[int | None, int]
     uncounted: frozenset[int | None]
     readers: tuple[tuple[int | None, int] | None, ...]  # of each input the layer and line that read it first
-    returned: Share  # of gradients that a graph of backward is run with: of what made the largest of these values
+    unused: tuple[Share, ...]  # values whose gradients are zeros that backward made: of what made each, by its bytes
 
     @classmethod
     def of(cls, graph: CompiledGraph, moved: Moved) -> _Known:
@@ -258,7 +259,7 @@ class _Known:
         for node in graph.nodes.values():
             if node.flops:
                 flops[moved.layer(node.layer)] += node.flops
-        readers = tuple(_reader(nodes, name, moved) for name in graph.inputs)
+        read = {name: _reader(nodes, name, moved) for name in graph.inputs}
         return cls(
             tuple(name for name, _ in graph.kernels),
             tuple(
@@ -268,8 +269,8 @@ class _Known:
             tuple(sum(nodes.by_name[name].flops for name in names if name in nodes.by_name) for names in computed),
             flops,
             frozenset(moved.layer(node.layer) for node in graph.nodes.values() if not graph.sized),
-            readers,
-            Share(*_made_largest(graph, readers), Category.LAYER, 1),
+            tuple(read.values()),
+            tuple(_of_unused(graph, name, reader) for name, reader in read.items() if name in graph.zeros),
         )
 
     def shares_of_one_of(self, kernels: Sequence[int]) -> tuple[Share, ...]:
@@ -295,11 +296,7 @@ def _reader(nodes: Nodes, name: str, moved: Moved) -> tuple[int | None, int] | N
     return moved.layer(first.layer), first.line if first.line >= 0 else NO_LINE
 
 
-def _made_largest(graph: CompiledGraph, readers: Sequence[tuple[int | None, int] | None]) -> tuple[int | None, int]:
-    """The layer and line that made the largest of the values whose gradients a graph of backward is run with."""
-    made = {
-        reader: graph.nodes[name].bytes
-        for name, reader in zip(graph.inputs, readers, strict=True)
-        if name.startswith(_TANGENTS) and reader is not None and name in graph.nodes
-    }
-    return max(made, key=lambda reader: made[reader], default=(None, NO_LINE))
+def _of_unused(graph: CompiledGraph, name: str, reader: tuple[int | None, int] | None) -> Share:
+    """The value of this gradient: it is of what reads the gradient in backward."""
+    size = graph.nodes[name].bytes if name in graph.nodes else 0
+    return Share(*(reader or (None, NO_LINE)), Category.LAYER, max(size, 1))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -59,48 +58,6 @@ def untraced(function: Callable[..., Any]) -> Callable[..., Any]:
 
     keep_eager(call)
     return call
-
-
-class _Patience:
-    """How long gradscope waits for other threads' compilations."""
-
-    MOST_S = 20.0
-
-    def __init__(self) -> None:
-        self.left_s = self.MOST_S
-
-    def take(self, lock: Any) -> bool:
-        """Take Dynamo's lock. In vain only once: what held it may wait for this thread, or was forked away."""
-        left_s, self.left_s = self.left_s, 0.0  # also where waiting is interrupted
-        if lock.acquire(timeout=left_s) if left_s else lock.acquire(blocking=False):
-            self.left_s = self.MOST_S
-            return True
-        return False
-
-    def end(self) -> None:
-        """Wait no more, until the lock was free once."""
-        self.left_s = 0.0
-
-
-_patience = _Patience()
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_patience.end)  # a child has none of the threads that may have held it
-
-
-@contextmanager
-def between_compilations() -> Iterator[None]:
-    """Wait until no other thread compiles anything, and let none begin until the block is left.
-
-    Dynamo looks at the guards of what it has compiled right away, and raises where they are not true any more: a hook
-    on all modules that is added or removed meanwhile is one.
-    """
-    lock: Any = getattr(sys.modules.get(f"{DYNAMO}.convert_frame"), "compile_lock", None)
-    held = lock is not None and _patience.take(lock)
-    try:
-        yield
-    finally:
-        if held:
-            lock.release()
 
 
 class CompiledSteps:
