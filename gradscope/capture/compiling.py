@@ -14,6 +14,7 @@ from gradscope.capture.registry import local_path
 from gradscope.compat import CompileLog, GraphWatch, recompile_limit
 
 _TORCH, _OURS = (os.path.join(os.path.dirname(module.__file__ or ""), "") for module in (torch, gradscope))
+_LAYERS = os.path.join(_TORCH, "nn", "modules", "")  # a model may be one of torch's own, a Sequential say
 # What Dynamo appends to a guard that failed: the line that it is of.
 _COMMENT = re.compile(r"\s{2,}# .*")
 
@@ -42,7 +43,7 @@ def compile_facts(log: CompileLog, watch: GraphWatch) -> dict[str, Any]:
             "reason": _COMMENT.sub("", re.sub(r"^\d+/\d+: ", "", each.reason)),
         }
         for each in log.compilations()
-        if each.again and not each.file.startswith((_TORCH, _OURS))
+        if each.again and (each.file.startswith(_LAYERS) or not each.file.startswith((_TORCH, _OURS)))
     ]
     breaks = []
     for each in log.breaks():

@@ -259,15 +259,18 @@ def every_storage(reader: StorageReader, graphs: GraphReader) -> tuple[list[Stor
     Also how many of these tensors have a graph.
     """
     functions, found = [], []
+    held = []  # until the graphs are read: up to torch 2.12 the object of a custom Function does not keep its node
     for tensor in all_tensors():
         found += reader.storages(tensor)
         # Some wrappers have no graph, a subclass may do anything; and a mode of the user's sees the user's calls alone.
         with suppress(Exception), torch._C.DisableTorchFunction():
             if tensor.grad_fn is not None:
                 functions.append(tensor.grad_fn)
+                held.append(tensor)
     # A quarter: the memory pass looks at the same graphs, and not from the same tensors.
     for kept in graphs.kept_by(walked(functions, most_nodes() // 4)[0]):
         found += reader.storages(kept.tensor)
+    del held
     return found, len(functions)
 
 

@@ -164,7 +164,9 @@ def test_the_backward_of_a_custom_function_is_no_recompute_and_its_modules(runs:
 def test_zeros_for_the_gradient_of_an_unused_output_are_of_what_returns_it(runs: dict[str, RunData]) -> None:
     run = runs["scored"]
     zeros = [row for row in run.ops if row.name == ZEROS_OF_UNUSED]
-    assert {(row.layer, row.phase) for row in zeros} == {("head", "backward")} and sum(row.self_ns for row in zeros)
+    # The mean is computed in the model itself.
+    assert {(row.layer, row.phase) for row in zeros} == {("head", "backward"), ("", "backward")}
+    assert all(row.self_ns for row in zeros)
     assert not any(row.name == "aten::zeros" and row.phase == "backward" for row in run.ops)
     assert all(row.name != ZEROS_OF_UNUSED for row in runs["whole"].ops)
 

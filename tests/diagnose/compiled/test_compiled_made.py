@@ -70,8 +70,34 @@ def test_a_size_that_fails_again_and_again_is_one_that_the_code_fixes() -> None:
     widths = [again(reason=f"tensor 'x' size mismatch at index 1. expected {n}, actual {n + 8}") for n in (8, 16, 24)]
     (finding,) = found("recompiles", again=widths, limit=8)
     check_words(finding)
-    assert "dynamic=True" not in finding.advice + finding.code
-    assert finding.code == "torch._dynamo.config.recompile_limit = 16"
+    assert "dynamic=True" not in finding.advice + finding.code and "recompile_limit" not in finding.code
+    (finding,) = found("recompiles", again=widths, limit=4)
+    check_words(finding)
+    assert finding.code == "torch._dynamo.config.recompile_limit = 8"
+    (finding,) = found("recompiles", again=[again(), again()], limit=None)
+    assert "dynamic=True" not in finding.code
+    other = again(reason="tensor 'y' size mismatch at index 1. expected 64, actual 32")
+    (finding,) = found("recompiles", again=[again(), other])  # each is left open from then on
+    assert "dynamic=True" in finding.code
+    (finding,) = found(
+        "recompiles", again=[again(reason="tensor 'x' stride mismatch at index 1. expected 4, actual 2")] * 2
+    )
+    assert "dynamic=True" in finding.code
+
+
+@pytest.mark.parametrize(
+    "reason",
+    [
+        "GLOBAL_STATE changed: grad_mode ",
+        "tensor 'x' requires_grad mismatch. expected requires_grad=0",
+        "L['self'].training",
+    ],
+)
+def test_an_evaluation_is_compiled_once_too(reason: str) -> None:
+    assert not found("recompiles", again=[again(reason=reason), again()])
+    (finding,) = found("recompiles", again=[again(), again(reason=ROWS), again(reason=reason)], limit=4)
+    assert "2 times" in finding.evidence and reason not in finding.evidence
+    assert "at 4 versions" in finding.evidence  # it is a version all the same
 
 
 def test_another_guard_than_a_size_has_other_advice() -> None:
@@ -108,6 +134,9 @@ def test_zeros_for_what_the_loss_does_not_use() -> None:
     assert (finding.predicted_low_ns, finding.predicted_high_ns) == (2 * MS, 6 * MS)
     assert "detached" in finding.advice
     assert not found("unused-output", (replace(zeros, self_ns=MS // 2),))
+    backward = replace(sums, phase="backward")
+    (finding,) = found("unused-output", (zeros, zeros, backward))
+    assert finding.layers == ("head",) and "sums of gradients" not in finding.evidence
     assert not found("unused-output", (replace(zeros, name="aten::zeros"),))  # the user's own
 
 
@@ -134,7 +163,7 @@ def test_what_runs_beside_compiled_graphs_and_could_be_in_one() -> None:
     check_words(finding)
     assert finding.layers == ("head",) and "6.00 ms" in finding.evidence and "of head" in finding.evidence
     assert finding.cost_ns == 6 * MS and finding.predicted_saving_ns is None
-    assert "torch.compile(model)" in finding.code
+    assert "torch.compile(lambda" in finding.code
     (finding,) = eager_part(6 * MS, graphs=2, breaks=[{"place": "model.py:8", "reason": "item"}])
     check_words(finding)
     assert "graph-break" in finding.advice and "graph_breaks" in finding.code

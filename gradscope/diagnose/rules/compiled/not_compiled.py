@@ -27,6 +27,7 @@ from gradscope.diagnose.worth import slowest_line
 from gradscope.tables import Finding
 
 _LEAST_SHARE = 0.05  # of the step
+_AROUND = "loss_of = torch.compile(lambda x, y: criterion(model(x), y))"
 _PHASES = ("forward", "backward", "recompute")
 
 
@@ -65,7 +66,9 @@ def find(case: Case) -> Iterator[Finding]:
             if broken
             else "Compile what is around them too, or a function that holds the loss with them."
         ),
-        code="TORCH_LOGS=graph_breaks python train.py" if broken else "model = torch.compile(model)",
+        code="TORCH_LOGS=graph_breaks python train.py"
+        if broken
+        else "loss_of = torch.compile(lambda x, y: criterion(model(x), y))",
         cost_ns=whole,
     )
 

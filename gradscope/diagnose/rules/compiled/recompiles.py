@@ -8,7 +8,8 @@ Example::
 
 Pattern: a function that was compiled again twice at least since gradscope began, with the guard that failed. Once is
 how torch.compile finds out that a size changes: it then compiles for any size. Where the same size fails again, it was
-told not to, or the code fixes that size, as layers of one class do that have other widths.
+told not to, or the code fixes that size, as layers of one class do that have other widths. What is compiled for an
+evaluation too, or for inputs that need no gradient, is so once, and does not count.
 Evidence: how often, what that took, and the last reason, as Dynamo gives it.
 Estimate: none. Once everything has been compiled nothing of it is left, and until then no step counts; at the limit
 (``torch._dynamo.config.recompile_limit``) the function runs uncompiled from then on.
@@ -32,6 +33,7 @@ from gradscope.units import ns as time_text
 _FEWEST = 2
 _SIZES = re.compile(r"size mismatch|stride mismatch")
 _ONE_SIZE = re.compile(r"tensor '(.+)' size mismatch at index (\d+)")
+_MODES = re.compile(r"GLOBAL_STATE changed|requires_grad mismatch|\.training\b|grad_mode")
 _BRANCHED = re.compile(r"\.(?:size\(\)|shape)\[")  # on a size that is not fixed
 _LONGEST = 160  # characters of a reason
 
@@ -41,19 +43,21 @@ def find(case: Case) -> Iterator[Finding]:
     functions: defaultdict[tuple[str, str], list[Mapping[str, Any]]] = defaultdict(list)
     for each in facts_of(case).get("again", ()):
         functions[each["place"], each["function"]].append(each)
-    for (place, function), found in functions.items():
+    for (place, function), again in functions.items():
+        found = [each for each in again if not _MODES.search(each["reason"])]
         if len(found) >= _FEWEST:
-            yield _finding(case, place, function, found)
+            yield _finding(case, place, function, found, len(again) + 1)
 
 
-def _finding(case: Case, place: str, function: str, found: Sequence[Mapping[str, Any]]) -> Finding:
+def _finding(case: Case, place: str, function: str, found: Sequence[Mapping[str, Any]], versions: int) -> Finding:
     reason = next((each["reason"] for each in reversed(found) if each["reason"]), "")
     took = round(sum(each["seconds"] for each in found) * 1e9)
     evidence = f"compiled again {several(len(found), 'time')} since profiling began, {time_text(took)} in all"
     limit = facts_of(case).get("limit")
-    if limit is not None and len(found) + 1 >= limit:
+    stops = limit is not None and versions >= limit
+    if stops:
         evidence += f"; at {limit} versions (recompile_limit) torch.compile stops, and runs it uncompiled from then on"
-    advice, code = _cure(reason, function, found, limit)
+    advice, code = _cure(reason, function, found, 2 * versions if stops else 0)
     return make_finding(
         RULE.name,
         case,
@@ -68,16 +72,22 @@ def _finding(case: Case, place: str, function: str, found: Sequence[Mapping[str,
     )
 
 
-def _cure(reason: str, function: str, found: Sequence[Mapping[str, Any]], limit: int | None) -> tuple[str, str]:
+def _cure(reason: str, function: str, found: Sequence[Mapping[str, Any]], more: int) -> tuple[str, str]:
     """What to do about it, and code for that."""
     look = "TORCH_LOGS=recompiles python train.py"
     if _SIZES.search(reason):
         sizes = Counter(match.groups() for each in found if (match := _ONE_SIZE.search(each["reason"])))
-        if max(sizes.values(), default=0) > 1:
+        if max(sizes.values(), default=0) > 1 and more:
             return (
                 "Leave dynamic=False out, or allow as many versions as there are sizes where the code fixes them, "
                 "as a layer's width.",
-                f"torch._dynamo.config.recompile_limit = {2 * max(len(found) + 1, limit or 0)}",
+                f"torch._dynamo.config.recompile_limit = {more}",
+            )
+        if max(sizes.values(), default=0) > 1:
+            return (
+                "Leave dynamic=False out where it was given; layers of other widths are compiled once each, "
+                "and that is all.",
+                look,
             )
         called = "model" if function == "forward" else function
         advice = "Compile it for sizes that change, or pad the batches to a few sizes."

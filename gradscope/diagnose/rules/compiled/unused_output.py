@@ -51,7 +51,8 @@ def find(case: Case) -> Iterator[Finding]:
         line=slowest_line(case, layers),
         message="A compiled graph returns a value that the loss does not use",
         evidence=f"{evidence}; sums of gradients in graphs take {of_step(sums, case)}" if sums else evidence,
-        advice="Return it detached while training, or compile a function that returns the loss alone.",
+        advice="Return it detached while training, or compile a function that returns the loss alone: "
+        "parameters that only it depends on then get no gradients, in place of zeros.",
         code="return logits.detach(), loss",
         cost_ns=spent,
     )
