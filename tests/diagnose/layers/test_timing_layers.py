@@ -9,6 +9,7 @@ import pytest
 
 from gradscope.diagnose.case import Case, StepFacts
 from gradscope.diagnose.rules.layers import backward_ratio, slow_repeat, vocabulary_multiple
+from gradscope.ops import ZEROS_OF_UNUSED
 from tests.diagnose.timing_cases import MS, call, check_words, made_case, op, row, tensor
 
 
@@ -58,6 +59,20 @@ def test_matmuls_of_half_the_width_on_a_cpu_are_advised_to_be_float32(dtype: str
     check_words(found)
     assert ("bfloat16 mm on this CPU" in found.message) is told
     assert ("in float32" in found.advice) is told
+
+
+@pytest.mark.parametrize("cause", ["cpp_fused_gelu_0", "triton_poi_fused_gelu_0", ZEROS_OF_UNUSED])
+def test_what_a_graph_runs_has_no_forward_to_be_compared_with(cause: str) -> None:
+    slow = _backward_case(cause, MS, 20 * MS, backward_self_steps_ns=(20 * MS,) * 4)
+    assert list(backward_ratio.find(slow)) == []
+
+
+def test_the_node_of_a_compiled_graph_is_no_function_of_the_users() -> None:
+    rows = [row("body", MS, 20 * MS, backward_self_steps_ns=(20 * MS,) * 4)]
+    for name, by_hand in (("CompiledFunctionBackward", False), ("SquareBackward", True)):
+        ops = [op("body", "forward", "aten::addmm", MS), op("body", "backward", "aten::mm", 19 * MS)]
+        (found,) = backward_ratio.find(made_case(rows, [*ops, op("body", "backward", name, MS)]))
+        assert ("autograd.Function" in found.code) is by_hand
 
 
 def test_equal_layers_are_one_finding() -> None:
