@@ -289,7 +289,7 @@ function peakWords(memory, tree, byOwner, select) {
   const line = element(
     "p",
     { class: "note" },
-    `At the peak ran ${visible(figures.peak_op || "nothing that has a name")} of `,
+    `At the peak ran ${visible(shorten(figures.peak_op || "nothing that has a name", 80))} of `,
   );
   line.append(link(tree.layerNodes[figures.peak_layer]), ` (${figures.peak_phase}).`);
   if (byOwner) return line;
