@@ -185,7 +185,8 @@ def _uncounted(
     assigned: Assigned, parts: Sequence[Contribution], names: Sequence[str], rows: Sequence[LayerRow]
 ) -> frozenset[int]:
     """Layers with products of matrices in forward that nobody counted: of a compiled function, but of no graph."""
-    counted = np.array([name in ATEN_MATMULS | ATEN_CONVOLUTIONS or name.startswith(ATEN_ATTENTION) for name in names])
+    products = ATEN_MATMULS | ATEN_CONVOLUTIONS | {"aten::linear"}  # which has no row below it in inference mode
+    counted = np.array([name in products or name.startswith(ATEN_ATTENTION) for name in names])
     found = set[int]()
     for part in parts:
         if part.given is None:  # else a graph's, which counts its own

@@ -11,25 +11,24 @@ called between the graphs of a function is seen by no hook.
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from torch.utils.hooks import RemovableHandle
 
 from gradscope.capture.registry import all_modules
-from gradscope.compat import dynamo_reads_hooks, has_hooks, hook_tables, others_global_hooks
+from gradscope.compat import dynamo_reads_hooks, has_hooks, others_global_hooks
 
 
 class HooksAside:
-    """Hooks on all modules, in torch's tables or, while any thread is in compiled code, out of them."""
+    """Hooks on all modules, registered or, while Dynamo may read torch's tables, not."""
 
     def __init__(self) -> None:
-        self._handles: list[RemovableHandle] = []
+        self._hooks: list[_Hook] = []
         self._inside: set[threading.Thread] = set()
-        self._away: list[_Away] = []
         self._lock = threading.RLock()  # a signal may come while it is held
         self._compiles = False
         self._entered = False  # any thread has entered compiled code
@@ -38,61 +37,74 @@ class HooksAside:
 
     @contextmanager
     def holding(self, *register: Callable[[], RemovableHandle]) -> Iterator[None]:
-        """Register these hooks; they are removed when the block is left."""
-        handles: list[RemovableHandle] = []
+        """Have these hooks, each by what registers it, until the block is left."""
+        mine = [_Hook(each) for each in register]
         try:
             with self._lock:
-                self._put_back()
-                handles.extend(each() for each in register)  # those before one that raises, too
-                self._handles += handles
-                if not self._guarded:  # between steps rather than in one
-                    self._guarded = self._is_guarded() if self._entered else None
+                if self._entered and not self._guarded:  # between steps rather than in one
+                    self._guarded = self._is_guarded()
+                self._hooks += mine
                 self._turn()
             yield
         finally:
             with self._lock:
-                self._put_back()
-                self._handles = [each for each in self._handles if each not in handles]
-                for handle in handles:
-                    handle.remove()
-                self._turn()
+                self._hooks = [each for each in self._hooks if each not in mine]
+                for each in mine:
+                    each.take_out()
 
     def follow(self, entered: bool) -> None:
         """A compiled function is entered by this thread, or has been left."""
         with self._lock:
             self._entered = True
             (self._inside.add if entered else self._inside.discard)(threading.current_thread())
-            self._put_back()
             self._turn()
 
     def compiling(self, begins: bool) -> None:
         """Some thread compiles something, or none does any more."""
         with self._lock:
             self._compiles = begins
-            self._put_back()
+            if not begins and not self._guarded:
+                self._guarded = None  # what was compiled may have hooks by now
             self._turn()
 
     def _turn(self) -> None:
         self._inside = {each for each in self._inside if each.is_alive()}
-        if self._inside and self._handles and self._guarded is None:
+        if self._inside and self._hooks and self._guarded is None and not self._compiles:
             self._guarded = self._is_guarded()
-        if self._compiles or (self._inside and self._guarded):
-            ids = {each.id for each in self._handles}
-            self._away = [_Away(table, ids) for handle in self._handles for table in hook_tables(handle)]
-
-    def _put_back(self) -> None:
-        for each in reversed(self._away):
-            each.put_back()
-        self._away = []
+        if not self._compiles and not (self._inside and self._guarded):
+            for each in self._hooks:
+                each.put_in()
+        elif sys.exc_info()[1] is None:  # else torch may be going through its tables, for hooks that it calls always
+            for each in self._hooks:
+                each.take_out()
 
     def _is_guarded(self) -> bool:
-        """Check that Dynamo guards which hooks there are. Ours are in torch's tables."""
-        own = {each.id for each in self._handles}
+        """Check that Dynamo guards which hooks there are."""
+        own = {each.handle.id for each in self._hooks if each.handle is not None}
         return dynamo_reads_hooks() or others_global_hooks(own) or any(map(has_hooks, all_modules()))
 
     def forked(self) -> None:
         """This process is a child, without the thread that may have held the lock."""
         self._lock = threading.RLock()
+
+
+class _Hook:
+    """One of ours. It never touches others' entries: other threads call these meanwhile."""
+
+    def __init__(self, register: Callable[[], RemovableHandle]) -> None:
+        self._register = register
+        self.handle: RemovableHandle | None = None  # None: it is not registered
+
+    def put_in(self) -> None:
+        """Register it."""
+        if self.handle is None:
+            self.handle = self._register()
+
+    def take_out(self) -> None:
+        """Remove it."""
+        handle, self.handle = self.handle, None
+        if handle is not None:
+            handle.remove()
 
 
 _asides: weakref.WeakSet[HooksAside] = weakref.WeakSet()
@@ -105,22 +117,3 @@ def _after_fork() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)  # before the session's, which takes the hooks out
-
-
-class _Away:
-    """Our entries of one table, taken out of it."""
-
-    def __init__(self, table: Any, ids: set[int]) -> None:
-        self._table, self._before = table, list(table.items())
-        self._mine = [(key, hook) for key, hook in self._before if key in ids]
-        for key, _ in self._mine:
-            del table[key]
-
-    def put_back(self) -> None:
-        """At their places, where the table is otherwise as it was; else behind what is there."""
-        others = [key for key, _ in self._before if key not in dict(self._mine)]
-        if list(self._table) == others:
-            self._table.clear()
-            self._table.update(self._before)
-        else:
-            self._table.update(self._mine)

@@ -8,7 +8,6 @@ here they would live on, and count in the memory that is measured.
 
 from __future__ import annotations
 
-import gc
 import os
 import threading
 import weakref
@@ -23,6 +22,7 @@ from torch.nn.parameter import is_lazy
 
 from gradscope.capture import byhand
 from gradscope.capture.callers import Callers
+from gradscope.process import objects_of
 from gradscope.tree import children_of, join, modules_of, named_modules_of, parameters_of
 
 
@@ -390,8 +390,7 @@ class ModuleRegistry:
 
 def all_modules() -> list[nn.Module]:
     """Every module of the process."""
-    # type(), never isinstance: a proxy may answer for its class by importing or computing something.
-    return [item for item in gc.get_objects() if issubclass(type(item), nn.Module)]
+    return objects_of(nn.Module)
 
 
 T = TypeVar("T")

@@ -7,7 +7,6 @@ keeps for its recompute counts as saved.
 
 from __future__ import annotations
 
-import gc
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -18,6 +17,7 @@ import torch
 
 from gradscope.capture.graphs import most_nodes, walked
 from gradscope.compat import SavedTensor, checkpoint_frame, held_by_checkpoint, saved_value
+from gradscope.process import objects_of
 from gradscope.tables import CHECKPOINT
 
 
@@ -159,18 +159,9 @@ def sizes_of(tensor: torch.Tensor) -> tuple[str, str]:
         return type(tensor).__name__, "?"
 
 
-def all_tensors() -> Iterator[torch.Tensor]:
+def all_tensors() -> list[torch.Tensor]:
     """Every tensor that Python holds in this process."""
-    kinds = set(_subclasses(torch.Tensor))
-    # type(), never isinstance: lazy modules and proxies answer for their class by importing or computing something.
-    return (item for item in gc.get_objects() if type(item) in kinds)
-
-
-def _subclasses(kind: type[Any]) -> Iterator[type[Any]]:
-    yield kind
-    below: list[type[Any]] = type.__subclasses__(kind)
-    for other in below:
-        yield from _subclasses(other)
+    return objects_of(torch.Tensor)
 
 
 _RAW = "_raw_saved_"

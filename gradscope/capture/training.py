@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import threading
 import weakref
 from collections import Counter
@@ -20,7 +19,7 @@ from gradscope.capture.registry import Seen
 from gradscope.capture.result import StepsOfOptimizer
 from gradscope.compat import CompiledSteps, graph_task_id
 from gradscope.devices import is_capturing
-from gradscope.process import note_ended_early
+from gradscope.process import note_ended_early, objects_of
 
 # Optimizer steps after which no cycle is looked for any more: a step is then a round, see CycleFinder.
 _LONGEST = 256
@@ -329,4 +328,4 @@ def _parameters(optimizer: Optimizer) -> list[int]:
 
 def _optimizers() -> list[Optimizer]:
     """Every optimizer of the process."""
-    return [item for item in gc.get_objects() if issubclass(type(item), Optimizer)]
+    return objects_of(Optimizer)

@@ -21,6 +21,7 @@ from gradscope.compat.imports import once_imported
 from gradscope.compat.private import replaced
 from gradscope.tables import NodeNote
 
+_MOST = 0.9  # of what was copied and computes something: the rest Inductor's first passes have made something else of
 _MODULE = "torch._dynamo.compiled_autograd"
 _SAME = {"reshape": "view", "_unsafe_view": "view"}  # of a graph that is copied every view is a reshape
 
@@ -48,13 +49,29 @@ class CopiedNodes:
         """
         found = dict(nodes)
         names = [name for name, node in nodes.items() if node.op]
-        pairs = in_both([_kind(node) for _, node in self._nodes], [_kind(nodes[name]) for name in names])
-        for mine, theirs in pairs:
+        theirs = [nodes[name] for name in names]
+        pairs = self._pairs(theirs, sized=True) or self._pairs(theirs, sized=False)
+        for mine, place in pairs:
             number, origin = self._nodes[mine]
             origin = origin if self._times[number] == 1 else replace(origin, modules=())
-            found[names[theirs]] = from_there(nodes[names[theirs]], origin)
+            found[names[place]] = from_there(theirs[place], origin)
         self._nodes = self._nodes[pairs[-1][0] + 1 if pairs else 0 :]
         return found
+
+    def _pairs(self, theirs: Sequence[NodeNote], *, sized: bool) -> list[tuple[int, int]]:
+        """The nodes that are found again; none where so much is missing that others may have been taken for them.
+
+        Of a pass for a few parameters alone, most of what was copied is not run.
+
+        Args:
+            sized: nodes of other sizes are others; of sizes that are not fixed torch may have seen different ones.
+        """
+        mine = [node for _, node in self._nodes]
+        pairs = in_both([_kind(node, sized) for node in mine], [_kind(node, sized) for node in theirs])
+        until = pairs[-1][0] + 1 if pairs else 0
+        computing = sum(not node.is_view for node in mine[:until])
+        again = sum(not mine[place].is_view for place, _ in pairs)
+        return pairs if again >= _MOST * computing else []
 
 
 def from_there(node: NodeNote, origin: NodeNote) -> NodeNote:
@@ -69,8 +86,8 @@ def from_there(node: NodeNote, origin: NodeNote) -> NodeNote:
     )
 
 
-def _kind(node: NodeNote) -> Hashable:
-    return _SAME.get(node.op, node.op), node.bytes
+def _kind(node: NodeNote, sized: bool) -> Hashable:
+    return _SAME.get(node.op, node.op), node.bytes if sized else None
 
 
 def compiles_pass() -> bool:

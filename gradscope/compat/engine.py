@@ -97,12 +97,6 @@ def current_node_number() -> int:
     return -1 if node is None else int(node._sequence_nr())
 
 
-def hook_tables(handle: Any) -> list[Any]:
-    """The tables that a hook is in, by the id of its handle; none of what is gone."""
-    references = [handle.hooks_dict_ref, *handle.extra_dict_ref]
-    return [table for reference in references if (table := reference()) is not None]
-
-
 def has_global_module_hooks() -> bool:
     """Check that a hook on all modules of the process is registered, by anybody."""
     return bool(torch.nn.modules.module._has_any_global_hook())  # type: ignore[no-untyped-call]

@@ -30,7 +30,7 @@ from gradscope.compat.compiled_autograd import CopiedNodes, compiles_pass, from_
 from gradscope.compat.dynamo.log import users_name
 from gradscope.compat.flops import flop_formulas
 from gradscope.compat.imports import once_imported
-from gradscope.compat.private import replaced
+from gradscope.compat.private import dispatch_depth, replaced
 from gradscope.compat.profilers import without_rows
 from gradscope.tables import CalledFrom, GraphNote, GraphRun, NodeNote
 
@@ -112,10 +112,12 @@ class GraphWatch:
 def _zeros(names: Sequence[str], inputs: Sequence[Any]) -> tuple[str, ...]:
     """Gradients that are all zero, of what a graph is run with: of values that it returned and nobody used.
 
-    Of plain tensors: another kind's answer might have to come from other ranks.
+    Of plain tensors: another kind's answer might have to come from other ranks. No mode of the program's sees this.
     """
-    found = []
-    with suppress(Exception), torch.no_grad(), without_rows():
+    found: list[str] = []
+    if dispatch_depth():
+        return ()
+    with suppress(Exception), torch.no_grad(), torch._C.DisableTorchFunction(), without_rows():
         if not (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()):
             for name, value in zip(names, inputs, strict=False):
                 if name.startswith(TANGENTS) and type(value) is torch.Tensor and not value.any():

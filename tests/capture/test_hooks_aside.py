@@ -41,26 +41,31 @@ def users(calls: list[str]) -> Iterator[Any]:
         handle.remove()
 
 
+def noting(calls: list[str], name: str) -> Any:
+    """What registers a hook."""
+    return lambda: torchs.register_module_forward_hook(lambda *_: calls.append(name), always_call=True)
+
+
 def run() -> None:
     nn.Identity()(torch.ones(1))
 
 
-def test_hooks_are_gone_while_compiled_code_is_entered_and_back_at_their_places(users: Any, calls: list[str]) -> None:
+def test_hooks_are_gone_while_compiled_code_is_entered_and_back_behind_it(users: Any, calls: list[str]) -> None:
     aside = HooksAside()
     users("before")
-    mine = torchs.register_module_forward_hook(lambda *_: calls.append("mine"), always_call=True)
-    with aside.holding(lambda: mine):
+    mine = noting(calls, "mine")
+    with aside.holding(mine):
         users("behind")
         aside.follow(True)
         run()
         assert calls == ["before", "behind"]
-        assert mine.id not in torchs._global_forward_hooks_always_called
+        assert not torchs._global_forward_hooks_always_called
         aside.follow(True)  # told twice
         aside.follow(False)
         calls.clear()
         run()
-        assert calls == ["before", "mine", "behind"]
-        assert mine.id in torchs._global_forward_hooks_always_called
+        assert sorted(calls) == ["before", "behind", "mine"]
+        assert len(torchs._global_forward_hooks_always_called) == 1
     calls.clear()
     run()
     assert calls == ["before", "behind"]
@@ -69,8 +74,8 @@ def test_hooks_are_gone_while_compiled_code_is_entered_and_back_at_their_places(
 def test_a_program_that_adds_and_removes_hooks_meanwhile_has_those(users: Any, calls: list[str]) -> None:
     aside = HooksAside()
     first = users("first")
-    mine = torchs.register_module_forward_hook(lambda *_: calls.append("mine"))
-    with aside.holding(lambda: mine):
+    mine = noting(calls, "mine")
+    with aside.holding(mine):
         aside.follow(True)
         first.remove()
         users("new")
@@ -81,8 +86,8 @@ def test_a_program_that_adds_and_removes_hooks_meanwhile_has_those(users: Any, c
 
 def test_what_ends_inside_is_not_put_back(calls: list[str]) -> None:
     aside = HooksAside()
-    mine = torchs.register_module_forward_hook(lambda *_: calls.append("mine"))
-    with aside.holding(lambda: mine):
+    mine = noting(calls, "mine")
+    with aside.holding(mine):
         aside.follow(True)
     aside.follow(False)
     run()
@@ -91,8 +96,8 @@ def test_what_ends_inside_is_not_put_back(calls: list[str]) -> None:
 
 def test_another_thread_that_is_still_inside_keeps_them_away(calls: list[str]) -> None:
     aside = HooksAside()
-    mine = torchs.register_module_forward_hook(lambda *_: calls.append("mine"))
-    with aside.holding(lambda: mine):
+    mine = noting(calls, "mine")
+    with aside.holding(mine):
         inside, ends = Event(), Event()
 
         def enters() -> None:
@@ -117,11 +122,11 @@ def test_another_thread_that_is_still_inside_keeps_them_away(calls: list[str]) -
 def test_hooks_of_the_next_phase_are_away_too_while_a_thread_is_inside(calls: list[str]) -> None:
     """And come back when it leaves, though the phase began in between."""
     aside = HooksAside()
-    first = torchs.register_module_forward_hook(lambda *_: calls.append("first"))
-    with aside.holding(lambda: first):
+    first = noting(calls, "first")
+    with aside.holding(first):
         aside.follow(True)
-    second = torchs.register_module_forward_hook(lambda *_: calls.append("second"))
-    with aside.holding(lambda: second):
+    second = noting(calls, "second")
+    with aside.holding(second):
         run()
         assert calls == []
         aside.follow(False)
@@ -132,8 +137,8 @@ def test_hooks_of_the_next_phase_are_away_too_while_a_thread_is_inside(calls: li
 def test_nothing_moves_where_dynamo_does_not_look(monkeypatch: pytest.MonkeyPatch, calls: list[str]) -> None:
     monkeypatch.setattr(hooks_aside, "dynamo_reads_hooks", lambda: False)
     aside = HooksAside()
-    mine = torchs.register_module_forward_hook(lambda *_: calls.append("mine"))
-    with aside.holding(lambda: mine):
+    mine = noting(calls, "mine")
+    with aside.holding(mine):
         aside.follow(True)
         run()
     assert calls == ["mine"]
@@ -206,3 +211,72 @@ def test_hooks_are_gone_while_anything_is_compiled_and_may_be_removed_meanwhile(
     assert not torchs._global_forward_hooks
     aside.compiling(False)
     assert not torchs._global_forward_hooks
+
+
+def test_what_the_program_puts_in_the_place_of_a_hook_of_its_own_stays(users: Any, calls: list[str]) -> None:
+    aside, own = HooksAside(), users("old")
+    with aside.holding(noting(calls, "mine")):
+        aside.follow(True)
+        torchs._global_forward_hooks[own.id] = lambda *_: calls.append("new")
+        aside.follow(False)
+        run()
+    assert sorted(calls) == ["mine", "new"]
+
+
+def test_a_table_that_torch_goes_through_is_left_alone(calls: list[str]) -> None:
+    """For hooks that are called always, while an error is handled."""
+    aside = HooksAside()
+    with aside.holding(noting(calls, "mine")):
+        try:
+            raise ValueError
+        except ValueError:
+            for _ in torchs._global_forward_hooks.items():
+                aside.follow(True)
+                aside.follow(False)
+        run()
+    assert calls == ["mine"]
+
+
+def test_a_module_that_gets_its_hook_within_a_phase_is_seen_when_it_was_compiled(
+    monkeypatch: pytest.MonkeyPatch, calls: list[str]
+) -> None:
+    monkeypatch.setattr(hooks_aside, "dynamo_reads_hooks", lambda: False)
+    layer = nn.Linear(1, 1)
+    monkeypatch.setattr(hooks_aside, "all_modules", lambda: [layer])
+    aside = HooksAside()
+    with aside.holding(noting(calls, "mine")):
+        aside.follow(True)
+        assert torchs._global_forward_hooks
+        aside.follow(False)
+        layer.register_forward_hook(lambda *_: None)
+        aside.follow(True)
+        aside.compiling(True)
+        aside.compiling(False)
+        assert not torchs._global_forward_hooks
+        aside.follow(False)
+        assert torchs._global_forward_hooks
+
+
+def test_hooks_are_never_in_the_tables_while_another_thread_compiles(calls: list[str]) -> None:
+    aside = HooksAside()
+    seen: list[int] = []
+    with aside.holding(noting(calls, "mine")):
+        aside.compiling(True)
+        ends = Event()
+
+        def look() -> None:
+            while not ends.is_set():
+                seen.append(len(torchs._global_forward_hooks))
+
+        thread = Thread(target=look)
+        thread.start()
+        for _ in range(2000):
+            aside.follow(True)
+            aside.follow(False)
+        with aside.holding(noting(calls, "next")):
+            aside.follow(True)
+            aside.follow(False)
+        ends.set()
+        thread.join()
+        assert seen and not any(seen)
+        aside.compiling(False)

@@ -59,8 +59,23 @@ def test_what_the_engine_adds_between_copied_nodes_is_of_nobody() -> None:
 def test_a_pass_in_two_graphs_goes_on_where_the_first_ended() -> None:
     copies = copied()
     assert copies.with_origins(of_inductors(node("mm")))["mm_0"].modules
-    found = copies.with_origins(of_inductors(node("mm"), node("sum", size=4)))
-    assert not found["mm_0"].modules and found["sum_1"].modules[0].path == "b"
+    found = copies.with_origins(of_inductors(node("mm"), node("mul"), node("sum", size=4)))
+    assert not found["mm_0"].modules and found["sum_2"].modules[0].path == "b"
+
+
+def test_of_a_pass_for_few_parameters_nothing_is_told() -> None:
+    """What is not run may be what another layer's is taken for."""
+    copies = CopiedNodes()
+    copies.begin()
+    copies.copied(0, [node("mm", layer, line=1) for layer in "abcdefghij"])
+    found = copies.with_origins(of_inductors(node("mul"), node("mm")))
+    assert not any(each.modules for each in found.values())
+
+
+def test_sizes_that_torch_has_seen_otherwise_are_the_same_node() -> None:
+    ops = node("mm", size=80), node("mul", size=80), node("sum", size=40)
+    found = copied().with_origins(of_inductors(*ops))
+    assert [each.modules[0].path for each in found.values()] == ["a", "a", "b"]
 
 
 def test_of_blocks_that_share_a_graph_the_line_is_known_alone() -> None:
