@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from torch.utils.hooks import RemovableHandle
 
 from gradscope.capture.registry import all_modules
-from gradscope.compat import dynamo_reads_hooks, has_hooks, others_global_hooks
+from gradscope.compat import dynamo_reads_hooks, others_global_hooks, reads_hooks_of
 
 
 class HooksAside:
@@ -67,6 +67,10 @@ class HooksAside:
                 self._guarded = None  # what was compiled may have hooks by now
             self._turn()
 
+    def are_read(self) -> None:
+        """Dynamo has been seen to guard which hooks there are."""
+        self._guarded = True
+
     def _turn(self) -> None:
         self._inside = {each for each in self._inside if each.is_alive()}
         if self._inside and self._hooks and self._guarded is None and not self._compiles:
@@ -81,7 +85,7 @@ class HooksAside:
     def _is_guarded(self) -> bool:
         """Check that Dynamo guards which hooks there are."""
         own = {each.handle.id for each in self._hooks if each.handle is not None}
-        return dynamo_reads_hooks() or others_global_hooks(own) or any(map(has_hooks, all_modules()))
+        return dynamo_reads_hooks() or others_global_hooks(own) or any(map(reads_hooks_of, all_modules()))
 
     def forked(self) -> None:
         """This process is a child, without the thread that may have held the lock."""

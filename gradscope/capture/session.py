@@ -374,8 +374,10 @@ class Session:
         self.run.has_compiled |= begins
         with self.run.guard.over(FOLLOWING):
             self.run.aside.compiling(begins)
-            self.run.hooks_aside.compiling(begins)
             self.run.compile_log.collect()
+            if self.run.compile_log.tells_of_hooks():
+                self.run.hooks_aside.are_read()
+            self.run.hooks_aside.compiling(begins)
         if not self._closed:
             self._progress.busy("compiling" if begins else "")
 

@@ -280,3 +280,20 @@ def test_hooks_are_never_in_the_tables_while_another_thread_compiles(calls: list
         thread.join()
         assert seen and not any(seen)
         aside.compiling(False)
+
+
+def test_hooks_that_dynamo_was_seen_to_guard_are_aside_from_then_on(
+    monkeypatch: pytest.MonkeyPatch, calls: list[str]
+) -> None:
+    monkeypatch.setattr(hooks_aside, "dynamo_reads_hooks", lambda: False)
+    monkeypatch.setattr(hooks_aside, "all_modules", list)
+    aside = HooksAside()
+    with aside.holding(noting(calls, "mine")):
+        aside.follow(True)
+        assert torchs._global_forward_hooks
+        aside.are_read()
+        aside.compiling(True)
+        aside.compiling(False)
+        assert not torchs._global_forward_hooks
+        aside.follow(False)
+        assert torchs._global_forward_hooks

@@ -67,6 +67,10 @@ class CompileLog:
         self.collect()
         return list(self._records.values())
 
+    def tells_of_hooks(self) -> bool:
+        """Check that something was compiled again for hooks on all modules: Dynamo has guarded which there are."""
+        return any("_global_forward" in (each.recompile_reason or "") for each in self._records.values())
+
     def breaks(self) -> list[GraphBreak]:
         """Each break of a graph, and each function that is not compiled for one, in a loop say."""
         noted = _noted_breaks()

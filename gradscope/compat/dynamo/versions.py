@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from gradscope.compat.dynamo import DYNAMO
+from gradscope.compat.engine import has_hooks
 
 # Beyond torch's own limit, 8, Dynamo runs a function as it is: each way to do a step is one version of it, or several.
 _VERSIONS = 1_000
@@ -91,3 +92,12 @@ def _has_own_call(kind: Any) -> bool:
         if _has_own_call(each):
             return True
     return False
+
+
+def reads_hooks_of(module: torch.nn.Module) -> bool:
+    """Check that Dynamo may guard which hooks all modules have where it compiles this one.
+
+    It has hooks of its own; or it is one of torch's own, which but for torch 2.13 is compiled together with the call.
+    """
+    compiled = module.__dict__.get("_compiled_call_impl") is not None
+    return has_hooks(module) or (compiled and _TORCH != (2, 13) and type(module).__module__.startswith("torch."))
