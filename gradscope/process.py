@@ -16,7 +16,6 @@ import atexit
 import contextlib
 import ctypes
 import gc
-import itertools
 import os
 import re
 import signal
@@ -237,8 +236,7 @@ def unheard(message: str = "", *, module: str = "") -> Iterator[None]:
 def objects_of(*classes: type) -> list[Any]:
     """Every object of these classes, and of those below them, that Python's collector knows of.
 
-    In one call of C, in which no other thread runs: one that makes a tuple of a generator meanwhile gets a SystemError
-    where anybody else holds that tuple. By an object's type alone: a proxy may answer for its class by computing it.
+    By an object's type alone: lazy modules and proxies answer for their class by importing or computing something.
     """
     kinds = set[type]()
     left = list(classes)
@@ -247,5 +245,4 @@ def objects_of(*classes: type) -> list[Any]:
         if kind not in kinds:
             kinds.add(kind)
             left += type.__subclasses__(kind)
-    objects, same = itertools.tee(itertools.chain.from_iterable(map(gc.get_objects, (None,))))
-    return list(itertools.compress(objects, map(kinds.__contains__, map(type, same))))
+    return [item for item in gc.get_objects() if type(item) in kinds]
