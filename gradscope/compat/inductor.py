@@ -117,6 +117,7 @@ def _zeros(names: Sequence[str], inputs: Sequence[Any]) -> tuple[str, ...]:
     found: list[str] = []
     if dispatch_depth():
         return ()
+    # What cannot be looked at, of a device that records or a value without storage, is left untold: no zeros are named.
     with suppress(Exception), torch.no_grad(), torch._C.DisableTorchFunction(), without_rows():
         if not (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()):
             for name, value in zip(names, inputs, strict=False):
@@ -440,7 +441,7 @@ def _flops_at(graph: Any) -> Callable[[Sequence[int]], Mapping[str, int] | None]
         given = {symbol: size for symbol, size in zip(symbols, sizes, strict=True) if symbol is not None}
         try:
             return {name: work(given) for name, work in works.items()}
-        except Exception:  # a size that is of none of these, which torch found out while it ran, say
+        except Exception:  # a size that is of none of these: it is None, FLOPs are not told, and a note says so
             return None
 
     return count
