@@ -16,6 +16,7 @@ import atexit
 import contextlib
 import ctypes
 import gc
+import operator
 import os
 import re
 import signal
@@ -23,8 +24,11 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import contextmanager, suppress
+from functools import partial
+from itertools import chain, compress, starmap
 from typing import Any
 
 resource: Any
@@ -233,10 +237,14 @@ def unheard(message: str = "", *, module: str = "") -> Iterator[None]:
                 each.remove(entry)  # type: ignore[union-attr]
 
 
-def objects_of(*classes: type) -> list[Any]:
-    """Every object of these classes, and of those below them, that Python's collector knows of.
+def objects_of(*classes: type, below: bool = True) -> list[Any]:
+    """Every object of these classes that Python's collector knows of.
 
     By an object's type alone: lazy modules and proxies answer for their class by importing or computing something.
+
+    Args:
+        classes: whose objects.
+        below: those of their subclasses too.
     """
     kinds = set[type]()
     left = list(classes)
@@ -244,5 +252,51 @@ def objects_of(*classes: type) -> list[Any]:
         kind = left.pop()
         if kind not in kinds:
             kinds.add(kind)
-            left += type.__subclasses__(kind)
-    return [item for item in gc.get_objects() if type(item) in kinds]
+            left += type.__subclasses__(kind) if below else ()
+    found: list[Any] = []
+    ids = frozenset(map(id, kinds))  # a class may have an == of its own
+
+    def steps(objects: list[object]) -> list[Callable[[], object]]:
+        wanted = map(ids.__contains__, map(id, map(type, objects)))
+        return [partial(found.extend, compress(objects, wanted))]
+
+    _with_objects(steps)
+    return found
+
+
+def referred_to(ids: Set[int]) -> set[int]:
+    """Those of some objects, by their ids, that an object which Python's collector knows of refers to."""
+    seen = set[int]()
+
+    def steps(objects: list[object]) -> list[Callable[[], object]]:
+        others = filter(partial(operator.is_not, objects), objects)  # the list itself is listed, and refers to all
+        referents = map(id, chain.from_iterable(map(gc.get_referents, others)))
+        return [partial(seen.update, filter(ids.__contains__, referents))]
+
+    _with_objects(steps)
+    return seen
+
+
+def _with_objects(steps: Callable[[list[object]], Sequence[Callable[[], object]]]) -> None:
+    """Have functions of C look at all that Python's collector knows of, while no other thread runs.
+
+    A thread that makes a tuple of an iterator needs to be the only one to hold it: of a tuple that was listed meanwhile
+    Python raises SystemError in that thread. So no list of objects may be alive while another thread runs. Threads
+    change places between instructions of Python's alone, and a chain of functions of C has none.
+
+    Args:
+        steps: given the list, still empty, returns what to call in this order once it is full; it is emptied behind
+            them. They are functions of C that call nothing but functions of C.
+    """
+    objects: list[object] = []
+    listed = chain.from_iterable(starmap(gc.get_objects, [()]))
+    collects = gc.isenabled()  # a collection, which may call what is of Python, would begin with one of our containers
+    calls: list[Callable[[], object]] = [gc.disable, partial(objects.extend, listed), *steps(objects), objects.clear]
+    if collects:
+        calls.append(gc.enable)
+    try:
+        deque(map(operator.call, calls), maxlen=0)
+    finally:
+        objects.clear()
+        if collects:
+            gc.enable()

@@ -19,7 +19,7 @@ from torch.profiler import ProfilerActivity, profile
 from gradscope import process
 from gradscope.compat.private import private
 from gradscope.errors import UsageError
-from gradscope.process import unheard
+from gradscope.process import objects_of, unheard
 
 _RecordFunctionFast: Any = private("torch._C._profiler._RecordFunctionFast")
 
@@ -246,7 +246,7 @@ def profiler_runs() -> bool:
     if module._is_profiler_enabled:
         return True
     # A schedule prepares its profiler a step before it starts it; that alone shows nowhere else.
-    made = (item for item in gc.get_objects() if type(item) is module.profile)
+    made = objects_of(module.profile, below=False) if isinstance(module.profile, type) else []
     return any(item.entered and item.kineto_results is None for item in made)
 
 

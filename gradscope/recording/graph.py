@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from gradscope.capture.storages import tensors_in
+from gradscope.process import referred_to
 from gradscope.recording.live import LiveObjects, RecordedCall
 from gradscope.tree import modules_of
 
@@ -105,7 +106,7 @@ def _referred_to(tensors: Set[int]) -> set[int]:
     """Return those of some tensors, by id, that a Python object refers to: attributes, a list, a closure."""
     if not tensors or gc.get_freeze_count():  # frozen objects are not listed: all may be referred to
         return set(tensors)
-    return {id(each) for holder in gc.get_objects() for each in gc.get_referents(holder) if id(each) in tensors}
+    return referred_to(tensors)
 
 
 @dataclass(eq=False)
