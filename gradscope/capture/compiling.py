@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections import defaultdict
 from typing import Any
 
 import torch
@@ -30,7 +31,8 @@ def compile_facts(log: CompileLog, watch: GraphWatch) -> dict[str, Any]:
     """What the rules are told.
 
     ``again``: functions that were compiled again; ``limit``: versions of one from which on it runs as it is;
-    ``breaks``: lines of the user's at which graphs are broken;
+    ``breaks``: lines of the user's at which graphs are broken, with the numbers of the frames that begin behind them,
+    and whether nothing of their function is compiled;
     ``graphs``: how many were noted; ``checkpointed``: whether the program checkpoints in one; ``budget``: of memory,
     the least;
     ``recomputed_bytes``: what those that ran compute again in backward instead of saving it.
@@ -46,6 +48,9 @@ def compile_facts(log: CompileLog, watch: GraphWatch) -> dict[str, Any]:
         if each.again and (each.file.startswith(_LAYERS) or not each.file.startswith((_TORCH, _OURS)))
     ]
     breaks = []
+    behind = defaultdict[tuple[str, int | None], set[str]](set)
+    for part in log.compilations():
+        behind[part.file, part.behind].add(part.frame)
     for each in log.breaks():
         if any(file.startswith(_OURS) for file, _ in each.frames):
             continue
@@ -54,7 +59,10 @@ def compile_facts(log: CompileLog, watch: GraphWatch) -> dict[str, Any]:
         found = [frame for frame in others if is_users(frame[0])] or others
         if found:
             file, line = found[-1]
-            breaks.append({"place": f"{local_path(file)}:{line}", "reason": each.reason})
+            frames = set().union(*[behind.get(frame, ()) for frame in each.frames])
+            place = f"{local_path(file)}:{line}"
+            told = {"place": place, "reason": each.reason, "skipped": each.skipped, "frames": sorted(frames)}
+            breaks.append(told)
     return {
         "again": again,
         "limit": recompile_limit(),

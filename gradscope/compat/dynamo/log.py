@@ -8,7 +8,9 @@ import time
 from collections import Counter
 from typing import Any, NamedTuple
 
-_RESUMED = re.compile(r"torch_dynamo_resume_in_(.+)_at_\d+")  # what Dynamo calls the rest of a function behind a break
+_RESUMED = re.compile(
+    r"torch_dynamo_resume_in_(.+)_at_(\d+)"
+)  # what Dynamo calls the rest of a function behind a break
 
 
 class Compilation(NamedTuple):
@@ -20,6 +22,8 @@ class Compilation(NamedTuple):
     seconds: float
     again: bool
     reason: str  # the guard that failed; empty where torch does not tell
+    frame: str = ""  # torch's number of it, as in the name of its regions: "3" of "3/1"
+    behind: int | None = None  # the line of a break, where the frame is the rest of a function behind it
 
 
 class GraphBreak(NamedTuple):
@@ -27,6 +31,7 @@ class GraphBreak(NamedTuple):
 
     frames: tuple[tuple[str, int], ...]  # file and line, innermost last
     reason: str
+    skipped: bool = False  # nothing of the function is compiled, but what it calls: so it is in a loop
 
 
 class CompileLog:
@@ -58,6 +63,8 @@ class CompileLog:
                 (each.entire_frame_compile_time_s or 0.0) + backward[str(each.compile_id)] / 1e6,
                 str(each.compile_id).rpartition("/")[2] not in {"", "0"},
                 _first_line(getattr(each, "recompile_reason", None) or ""),
+                str(each.compile_id).rpartition("/")[0],
+                int(resumed[2]) if (resumed := _RESUMED.fullmatch(each.co_name or "")) else None,
             )
             for each in self._metrics()
             if each.co_filename
@@ -83,7 +90,9 @@ class CompileLog:
         ]
         return found + [
             GraphBreak(
-                ((each.fail_user_frame_filename, each.fail_user_frame_lineno or 0),), _first_line(each.fail_reason)
+                ((each.fail_user_frame_filename, each.fail_user_frame_lineno or 0),),
+                _first_line(each.fail_reason),
+                skipped=True,
             )
             for each in self._metrics()
             if each.fail_type and each.fail_user_frame_filename

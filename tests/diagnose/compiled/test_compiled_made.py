@@ -112,15 +112,16 @@ def test_a_break_of_a_graph_has_its_line_and_what_the_regions_take(lookup: int, 
     ops = (
         row("TorchDynamo Cache Lookup", lookup, 3),
         row("Torch-Compiled Region: 0/0", MS // 10, 1),
-        row("Torch-Compiled Region: 1/0", MS // 10, 2),
+        row("Torch-Compiled Region: 1/1", MS // 10, 2),
         row("aten::mm", 50 * MS, 9),
     )
-    same = {"place": "model.py:8", "reason": "Unsupported Tensor.item() call"}
+    same = {"place": "model.py:8", "reason": "Unsupported Tensor.item() call", "frames": ["1", "7"]}
     (finding,) = found("graph-break", ops, breaks=[same, same])
     check_words(finding)
     assert finding.line == "model.py:8" and finding.severity == severity
-    assert "Tensor.item()" in finding.evidence and "3 compiled regions" in finding.evidence
-    assert finding.cost_ns == lookup + MS // 5 and finding.predicted_saving_ns is None
+    assert "Tensor.item()" in finding.evidence and "3 compiled regions, 2 of them behind it" in finding.evidence
+    assert finding.cost_ns == pytest.approx((lookup + MS // 5) * 2 / 3, abs=1)
+    assert finding.predicted_saving_ns is None
 
 
 def test_zeros_for_what_the_loss_does_not_use() -> None:
@@ -241,25 +242,55 @@ def test_bytes_that_a_graph_computes_again() -> None:
 
 
 def test_lines_that_break_for_one_reason_are_one_finding() -> None:
-    """Each is named where there is room; what is around kernels is that of all, and shared among the reasons."""
-    ops = (row("Torch-Compiled Region: 0/0", 9 * MS, 4),)
-    breaks = [{"place": f"model.py:{line}", "reason": "item"} for line in (3, 4, 5, 6, 7)]
-    branch = {"place": "model.py:9", "reason": "generic_jump TensorVariable()"}
+    """Each is named where there is room; what is around a region behind two of them is shared among the reasons."""
+    ops = (
+        row("Torch-Compiled Region: 0/0", 3 * MS, 1),
+        row("Torch-Compiled Region: 1/0", 3 * MS, 1),
+        row("Torch-Compiled Region: 2/0", 3 * MS, 1),
+    )
+    breaks = [{"place": f"model.py:{line}", "reason": "item", "frames": ["1", "2"]} for line in (3, 4, 5, 6, 7)]
+    branch = {"place": "model.py:9", "reason": "generic_jump TensorVariable()", "frames": ["2"]}
     items, jump = found("graph-break", ops, breaks=[*breaks, branch])
     check_words(items)
     check_words(jump)
     assert items.line == "model.py:3" and "model.py:3 and 4 more" in items.message
     assert "also at model.py:4, model.py:5, model.py:6 and 1 more" in items.evidence
     assert jump.evidence.startswith("a branch that depends on a tensor's value (generic_jump")
-    assert (items.cost_ns or 0) + (jump.cost_ns or 0) == 9 * MS
+    assert (items.cost_ns, jump.cost_ns) == (4.5 * MS, 1.5 * MS)
 
 
 def test_a_break_that_is_not_in_the_step_costs_nothing_there() -> None:
-    (finding,) = found("graph-break", (row("Torch-Compiled Region: 0/0", 9 * MS, 1),), breaks=[branch_at("model.py:9")])
-    assert finding.cost_ns is None and finding.severity == "info" and "region" not in finding.evidence
+    """However many regions the step enters: blocks that are compiled one by one, say."""
+    ops = tuple(row(f"Torch-Compiled Region: {number}/0", 9 * MS, 1) for number in range(6))
+    for place in (branch_at("model.py:9"), {**branch_at("model.py:9"), "frames": ["7"]}):
+        (finding,) = found("graph-break", ops, breaks=[place])
+        assert finding.cost_ns is None and finding.severity == "info" and "region" not in finding.evidence
 
 
-def branch_at(place: str) -> dict[str, str]:
+def test_a_break_in_a_loop_leaves_its_function_uncompiled() -> None:
+    (finding,) = found("graph-break", breaks=[{**branch_at("model.py:9"), "skipped": True}])
+    check_words(finding)
+    assert finding.evidence.endswith("is not compiled, and what it calls is compiled each by itself")
+
+
+def test_frames_behind_a_break_are_its_own() -> None:
+    """Torch names them after the function and the line; a break in a function that was called has those of both."""
+
+    class Log:
+        def breaks(self) -> list[GraphBreak]:
+            users = "project/model.py"
+            return [GraphBreak(((users, 3), (users, 8)), "item"), GraphBreak(((users, 5),), "loop", skipped=True)]
+
+        def compilations(self) -> list[Compilation]:
+            parts = [("0", None), ("1", 8), ("2", 3), ("2", 3), ("3", 4)]
+            return [Compilation("f", "project/model.py", 1, 1.0, False, "", *part) for part in parts]
+
+    found, whole = compiling.compile_facts(Log(), GraphWatch())["breaks"]  # type: ignore[arg-type]
+    assert found["frames"] == ["1", "2"] and not found["skipped"]
+    assert not whole["frames"] and whole["skipped"]
+
+
+def branch_at(place: str) -> dict[str, Any]:
     return {"place": place, "reason": "item"}
 
 
@@ -338,6 +369,9 @@ def test_what_is_noted_of_compilations_is_all_of_them(monkeypatch: pytest.Monkey
         ("forward", True, 2.5),
         ("forward", True, 2.5),
     ]
+    kept[:] = [record(3, "torch_dynamo_resume_in_forward_at_12", compile_id="4/1_2")]
+    *_, rest = log.compilations()
+    assert (rest.function, rest.frame, rest.behind, rest.again) == ("forward", "4", 12, True)
 
 
 def test_a_guard_is_told_as_it_is() -> None:

@@ -8,8 +8,9 @@ Example::
 Pattern: the breaks that Dynamo has noted since gradscope began, but for those that gradscope's own entry into backward
 makes, where torch's own breaks the graph too, and those inside of torch.
 Evidence: the reason as Dynamo gives it, and what is around the kernels of compiled code in a step: the look for a graph
-that fits, its guards, and the code that enters it. Each region that a break makes has its own; where a step enters one
-alone nothing in it is broken.
+that fits, its guards, and the code that enters it. Each region has its own; a break costs what is around those that
+begin behind it, a part of all by how often they are entered. Where a step enters none of them the break is not in the
+step, or it is in a loop: nothing of the function is compiled then but what it calls, and what that costs is not told.
 Estimate: none. What is fused across the line is known only once it compiles.
 
 Source: PyTorch, "Working with Graph Breaks" (torch.compiler documentation).
@@ -19,6 +20,8 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from gradscope.diagnose.case import Case, Rule, first, share
 from gradscope.diagnose.compiled import facts_of
@@ -27,58 +30,90 @@ from gradscope.tables import Finding
 
 # Rows that torch writes around what compiled code runs, by how their names begin.
 _AROUND = ("TorchDynamo Cache Lookup", "Torch-Compiled Region", "Pregraph bytecode", "AOTDispatcher Runtime Wrapper")
-_REGION = "Torch-Compiled Region"
-_SEVERAL = 2  # of regions: in front of a break and behind it
+_REGION = "Torch-Compiled Region: "
 _WARNED = 0.02  # of the step, from which on it is more than a remark
 _LONGEST = 160  # characters of a reason
 _IN_WORDS = {"generic_jump": "a branch that depends on a tensor's value"}  # by how torch's own words begin
 
 
+@dataclass
+class _Reason:
+    """What was noted of the breaks that torch gives one reason for."""
+
+    lines: Counter[str] = field(default_factory=Counter)
+    frames: set[str] = field(default_factory=set)  # that begin behind them
+    skipped: bool = False  # a function is left as it is
+
+
+class _Regions(NamedTuple):
+    """The compiled regions that a step enters."""
+
+    every: float
+    behind: float  # those that begin behind one of the breaks
+    ns: int  # what is around the kernels of these
+
+
 def find(case: Case) -> Iterator[Finding]:
     """Yield a finding for each reason, which names the first of its lines."""
-    lines: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    reasons: defaultdict[str, _Reason] = defaultdict(_Reason)
     for each in facts_of(case).get("breaks", ()):
-        lines[each["reason"]][each["place"]] += 1
+        noted = reasons[each["reason"]]
+        noted.lines[each["place"]] += 1
+        noted.frames.update(each.get("frames", ()))
+        noted.skipped |= each.get("skipped", False)
     around = sum(row.self_ns for row in case.run.ops if row.name.startswith(_AROUND))
-    regions = round(sum(row.calls for row in case.run.ops if row.name.startswith(_REGION)))
-    if regions < _SEVERAL:  # what broke is not in the step
-        around = 0
-    every = sum(map(len, lines.values()))
-    for reason, counted in lines.items():
-        places = list(counted)
-        in_library = is_of_a_library(places[0])
+    entered = _entered(case)
+    every = sum(entered.values())
+    sharing = Counter(frame for noted in reasons.values() for frame in noted.frames)
+    for reason, noted in reasons.items():
+        behind = noted.frames & set(entered)
+        part = sum(entered[frame] / sharing[frame] for frame in behind) / (every or 1)
+        regions = _Regions(every, sum(entered[frame] for frame in behind), round(around * part))
+        places = list(noted.lines)
         yield make_finding(
             RULE.name,
             case,
             None,
-            severity="warning" if share(around, case) >= _WARNED else "info",
+            severity="warning" if share(regions.ns, case) >= _WARNED else "info",
             layers=(),
             line=places[0],
             message=f"torch.compile breaks the graph at {first(places, 1)}",
-            evidence=_evidence(case, reason, counted, around, regions),
+            evidence="; ".join(_evidence(case, reason, noted, regions)),
             advice=(
                 "It is in an installed package: compile the blocks around it, each by itself."
-                if in_library
+                if is_of_a_library(places[0])
                 else "Take it out of the compiled code, or write it in tensor operations; torch explains each break."
             ),
             code="TORCH_LOGS=graph_breaks python train.py",
-            cost_ns=around * len(places) // every,
+            cost_ns=regions.ns,
         )
 
 
-def _evidence(case: Case, reason: str, counted: Mapping[str, int], around: int, regions: int) -> str:
-    places = list(counted)
+def _entered(case: Case) -> Mapping[str, float]:
+    """How often a step enters compiled regions, by torch's number of the frame: "3" of "3/1", its second version."""
+    entered: defaultdict[str, float] = defaultdict(float)
+    for row in case.run.ops:
+        if row.name.startswith(_REGION):
+            entered[row.name.removeprefix(_REGION).rpartition("/")[0]] += row.calls
+    return entered
+
+
+def _evidence(case: Case, reason: str, noted: _Reason, regions: _Regions) -> Iterator[str]:
+    places = list(noted.lines)
     words = next((text for begin, text in _IN_WORDS.items() if reason.startswith(begin)), "")
-    parts = [f"{words} ({reason[:_LONGEST]})" if words else reason[:_LONGEST]]
-    parts.append(f"{several(sum(counted.values()), 'break')} since profiling began")
+    yield f"{words} ({reason[:_LONGEST]})" if words else reason[:_LONGEST]
+    yield f"{several(sum(noted.lines.values()), 'break')} since profiling began"
     if len(places) > 1:
-        parts.append(f"also at {first(places[1:])}")
-    if around:
-        parts.append(
-            f"a step enters {several(regions, 'compiled region')}: what is around the kernels of all of them takes "
-            f"{of_step(around, case)}"
+        yield f"also at {first(places[1:])}"
+    if noted.skipped:
+        yield "the function around it is not compiled, and what it calls is compiled each by itself"
+    if regions.ns:
+        every = several(max(round(regions.every), 1), "compiled region")
+        whose = "that one's" if round(regions.behind) == 1 else "their"
+        yield (
+            f"a step enters {every}, {regions.behind:.3g} of them behind it: what is around {whose} kernels takes "
+            f"{of_step(regions.ns, case)}"
         )
-    return "; ".join(parts)
 
 
 RULE = Rule("graph-break", "lines at which torch.compile breaks the graph", find)
