@@ -71,8 +71,9 @@ class Notes:
     receivers: tuple[tuple[Receiver, ...], ...]  # of each node: the values whose gradients it added to, in order
     flops: dict[tuple[int, int], int]  # (layer, category) -> floating-point operations of the step
     shapes: dict[tuple[int, int, str], str]  # (layer, category, op) -> most frequent shapes
-    calls: dict[int, int] = field(default_factory=dict)  # forward calls of each layer that was called
-    trained: dict[int, int] = field(default_factory=dict)  # calls that backward follows
+    # Where operations were counted: forward calls of each layer, and those that backward follows.
+    calls: dict[int, int] = field(default_factory=dict)
+    trained: dict[int, int] = field(default_factory=dict)
     called: tuple[LayerCall, ...] | None = None  # each module call of the step, in order; None: not noted
     matcher: LineMatcher | None = None  # of steps that ran something else; None: they have no lines
     graphs_known: bool = True  # False where one was too deep to be walked
@@ -92,6 +93,7 @@ def read_survey(survey: SurveyInput) -> Notes:
     unit_key = keys(table.names, rows.owner[units], table.name[units])
     unit_line = _line_of_units(table, units, survey.line_spans)
     calls = np.flatnonzero(table.kind == RowKind.CALL)
+    counted = _in_counted_threads(table)
     return Notes(
         unit_key=unit_key,
         unit_line=unit_line,
@@ -102,8 +104,8 @@ def read_survey(survey: SurveyInput) -> Notes:
         parameter_owner=parameter_owner,
         receivers=receivers,
         flops=_flops(table, rows),
-        calls=_calls(skeleton, rows.category == Category.FORWARD),
-        trained=_calls(skeleton, is_trained(skeleton, rows.category)),
+        calls=_calls(skeleton, counted & (rows.category == Category.FORWARD)),
+        trained=_calls(skeleton, is_trained(skeleton, rows.category, counted)),
         shapes=shapes_of(table, rows),
         graphs_known=all(survey.graphs),
     )
@@ -221,19 +223,20 @@ def _receivers(survey: SurveyInput, owners: Sequence[int], node_line: IntColumn)
     return tuple(result)
 
 
-def is_trained(skeleton: Skeleton, category: Int8Column) -> BoolColumn:
-    """Check of each row that it is a call of a module of which a node has run in backward.
+def is_trained(skeleton: Skeleton, category: Int8Column, among: BoolColumn | None = None) -> BoolColumn:
+    """Check of each row that it is a call of a module of which a node has run in backward, in a row ``among`` some.
 
     An evaluation has none. Nor has a checkpoint's forward where that is reentrant: there the call is the one that
     backward makes again. One that is not reentrant makes nodes both times, and those of the first run.
     """
     table, ran = skeleton.table, skeleton.numbers
+    counts = np.ones(len(ran.row), np.bool_) if among is None else among[ran.row]
     found = (table.kind == RowKind.CALL) & np.isin(category, (Category.FORWARD, Category.RECOMPUTE))
     rows = np.flatnonzero(found)
     call = table.argument[rows]
     for thread in np.unique(table.thread[rows]).tolist():  # each counts by itself
         mine = table.thread[rows] == thread
-        sequence = np.unique(ran.sequence[ran.thread == thread])
+        sequence = np.unique(ran.sequence[counts & (ran.thread == thread)])
         first, last = skeleton.calls.low[call[mine]], skeleton.calls.high[call[mine]]
         found[rows[mine]] = np.searchsorted(sequence, last) > np.searchsorted(sequence, first)
     return found
@@ -244,6 +247,12 @@ def _calls(skeleton: Skeleton, mine: BoolColumn) -> dict[int, int]:
     calls = np.flatnonzero((table.kind == RowKind.CALL) & mine)
     labels, counts = np.unique(skeleton.calls.label[table.argument[calls]], return_counts=True)
     return dict(zip(labels.tolist(), counts.tolist(), strict=True))
+
+
+def _in_counted_threads(table: EventTable) -> BoolColumn:
+    """Check of each row that its thread is one whose operations are counted: a program may train in others too."""
+    threads = np.unique(table.thread[table.kind == RowKind.FLOP])
+    return np.isin(table.thread, threads) if len(threads) else np.ones(len(table), np.bool_)
 
 
 def _flops(table: EventTable, rows: Rows) -> dict[tuple[int, int], int]:

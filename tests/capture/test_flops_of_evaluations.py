@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -42,6 +44,42 @@ def test_backward_is_counted_for_what_is_trained(every: int, without: Any) -> No
     evaluated = 20 * 4 // every
     (note,) = [note for note in prof.report.data.notes if "no backward pass" in note]
     assert note.startswith(f"{evaluated} of {evaluated + 4} calls of Sequential")
+
+
+def _in_a_thread(function: Callable[[], Any]) -> Any:
+    found: list[Any] = []
+    thread = threading.Thread(target=lambda: found.append(function()))
+    thread.start()
+    thread.join()
+    return found[0]
+
+
+@pytest.mark.parametrize("backward", ["there", "here"])
+@pytest.mark.parametrize("often", [1, 3])
+def test_what_other_threads_train_counts_too(often: int, backward: str) -> None:
+    """Operations are noted in one thread: of a call of each layer there, for as many calls as there are."""
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH))
+    x = torch.randn(ROWS, WIDTH, requires_grad=True)
+
+    def loss() -> torch.Tensor:
+        found: torch.Tensor = model(x).sum()
+        return found
+
+    with gradscope.profiling(model, steps=4, warmup=1) as prof:
+        while True:
+            for _ in range(often):
+                if backward == "there":
+                    _in_a_thread(lambda: loss().backward())
+                else:
+                    _in_a_thread(loss).backward()
+            loss().backward()
+            if prof.step():
+                break
+    rows = {row.path: row for row in prof.report.data.layers}
+    calls = often + 1
+    assert rows["0"].calls == calls
+    assert [rows[path].forward_flops for path in "02"] == [calls * PRODUCT] * 2
+    assert [rows[path].backward_flops for path in "02"] == [calls * 2 * PRODUCT] * 2
 
 
 def test_a_checkpoint_that_makes_no_nodes_in_forward_has_backward() -> None:
