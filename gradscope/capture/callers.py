@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from types import CodeType, FrameType
+from typing import Any
 
 import torch
 from torch import nn
@@ -72,7 +73,7 @@ class Callers:
     def __init__(self) -> None:
         self.first_of: dict[int, int] = {}
         self._numbers: dict[int, int | None] = {}  # the same of all code; None: it only passes calls on
-        self._equal: dict[tuple[str, CodeType], int] = {}  # code that is made anew in each step is the same code
+        self._equal: dict[tuple[Any, ...], int] = {}  # code that is made anew in each step is the same code
         self._kept: list[CodeType] = []  # so that no id is given twice
         self._lock = threading.Lock()
 
@@ -96,12 +97,17 @@ class Callers:
         with self._lock:
             first = None
             if not _passes_on(code.co_filename):
-                first = self._equal.setdefault((code.co_filename, code), len(self._equal) << _OFFSET_BITS)
+                first = self._equal.setdefault(_key(code), len(self._equal) << _OFFSET_BITS)
                 if code.co_filename.startswith(_TORCHS_LAYERS):
                     first |= OF_TORCHS_LAYER
             self._kept.append(code)
             self._numbers[id(code)] = first
             return first
+
+
+def _key(code: CodeType) -> tuple[Any, ...]:
+    """What tells code from other code. One with a constant that cannot be hashed, as Dynamo makes it, cannot be either."""
+    return code.co_filename, code.co_qualname, code.co_firstlineno, code.co_code, code.co_names
 
 
 def _passes_on(filename: str) -> bool:

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from enum import Enum
-from types import CodeType, FrameType
+from types import FrameType
 from typing import Any, Protocol
 
 import torch
@@ -60,8 +60,8 @@ class LineTracer:
         self._guard = guard
         self.spans = SpanRecorder(markers.LINE)
         self.lines: list[LineInfo] = []
-        self._labels: dict[tuple[CodeType, int], int] = {}
-        self._places: dict[CodeType, _CodeOf] = {}
+        self._labels: dict[tuple[str, str, int], int] = {}  # file, function, line
+        self._places: dict[str, _CodeOf] = {}  # by file
         self._mode = mode
 
     @contextmanager
@@ -111,16 +111,16 @@ class LineTracer:
         generated = False
         while frame is not None:
             code = frame.f_code
-            place = self._places.get(code)
+            place = self._places.get(code.co_filename)
             if place is None:
-                place = self._places[code] = _place_of(code.co_filename)
+                place = self._places[code.co_filename] = _place_of(code.co_filename)
             if place is _CodeOf.OURS:  # above it there is only what started gradscope
                 break
             if place is _CodeOf.GRAPHS or (place is _CodeOf.DYNAMO and generated):
                 return None
             generated |= place is _CodeOf.GENERATED
             if place is _CodeOf.USER:
-                key = (code, frame.f_lineno)
+                key = (code.co_filename, code.co_qualname, frame.f_lineno)
                 label = self._labels.get(key)
                 if label is None:
                     label = self._labels[key] = len(self.lines)

@@ -69,7 +69,8 @@ class Tape(TorchFunctionMode):
         self._addresses = 0
         self._frames: dict[int, Frame] = {}  # by id of the interpreter's frame, which the table holds
         self._count = 0
-        self._positions: dict[CodeType, list[tuple[int | None, ...]]] = {}
+        # By id of the code, which is held here: some cannot be hashed.
+        self._positions: dict[int, tuple[CodeType, list[tuple[int | None, ...]]]] = {}
         self._bottom: FrameType | None = None
         self._only_modules = False
         self._depth = 0  # of module calls, where only these are looked into
@@ -334,9 +335,9 @@ class Tape(TorchFunctionMode):
 
     def _span(self, frame: FrameType) -> Span | None:
         code = frame.f_code
-        positions = self._positions.get(code)
-        if positions is None:
-            positions = self._positions[code] = list(code.co_positions())
+        if id(code) not in self._positions:
+            self._positions[id(code)] = code, list(code.co_positions())
+        _, positions = self._positions[id(code)]
         line, end_line, column, end_column = positions[frame.f_lasti // 2]
         if line is None or end_line is None or column is None or end_column is None:
             return None

@@ -111,6 +111,24 @@ def test_only_the_usual_depth_is_the_quick_way() -> None:
     assert id(sys._getframe().f_code) in found.first_of
 
 
+def test_code_that_cannot_be_hashed_has_numbers() -> None:
+    """Dynamo makes code with a dict among its constants."""
+    names: dict[str, Any] = {"a": layer(), "X": X}
+
+    def run() -> None:
+        made = compile("def go():\n    a(X)\n    a(X)\n", "made.py", "exec")
+        exec(made, names)
+        function = names["go"]
+        function.__code__ = function.__code__.replace(co_consts=(*function.__code__.co_consts, {}))
+        with pytest.raises(TypeError):
+            hash(function.__code__)
+        for _ in range(2):
+            function()
+
+    one, other, *again = callers(run)
+    assert one != other and again == [one, other]
+
+
 @pytest.mark.parametrize(
     ("name", "passes"), [(f"{REPLACEMENTS[0]}norm.py", False), (f"{OURS}capture/modules.py", True)]
 )
