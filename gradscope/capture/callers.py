@@ -106,7 +106,7 @@ class Callers:
 
 
 def _key(code: CodeType) -> tuple[Any, ...]:
-    """What tells code from other code. One with a constant that cannot be hashed, as Dynamo makes it, cannot be either."""
+    """What tells code from other code: that itself cannot be hashed where a constant of it cannot, as in Dynamo's."""
     return code.co_filename, code.co_qualname, code.co_firstlineno, code.co_code, code.co_names
 
 

@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from torch.utils.hooks import RemovableHandle
 
 from gradscope.capture.registry import all_modules
-from gradscope.compat import dynamo_reads_hooks, others_global_hooks, reads_hooks_of
+from gradscope.compat import dynamo_reads_hooks, goes_through_hooks, others_global_hooks, reads_hooks_of
 
 
 class HooksAside:
@@ -78,7 +78,7 @@ class HooksAside:
         if not self._compiles and not (self._inside and self._guarded):
             for each in self._hooks:
                 each.put_in()
-        elif sys.exc_info()[1] is None:  # else torch may be going through its tables, for hooks that it calls always
+        elif sys.exc_info()[1] is None or not goes_through_hooks(sys._getframe()):  # its dict must not change meanwhile
             for each in self._hooks:
                 each.take_out()
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import dis
 import functools
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
+from types import CodeType, FrameType
 from typing import Any
 
 import torch
@@ -115,6 +117,26 @@ def others_global_hooks(own: Collection[int]) -> bool:
     """Check that a hook on all modules is registered whose handle's id is not among these."""
     tables = (getattr(torch.nn.modules.module, name) for name in _GLOBAL_HOOKS)
     return any(key not in own for table in tables for key in tuple(table))
+
+
+def goes_through_hooks(frame: FrameType | None) -> bool:
+    """Check that torch goes through its tables of hooks on all modules, around ``frame``, in one of its own calls.
+
+    It does where a module has raised, for the hooks that are called in any case. Else it goes through copies.
+    """
+    call = torch.nn.Module._call_impl.__code__
+    while frame is not None:
+        if frame.f_code is call and frame.f_lasti > _begin_of_handlers(call):
+            return True
+        frame = frame.f_back
+    return False
+
+
+@functools.cache
+def _begin_of_handlers(code: CodeType) -> int:
+    """Where the code behind its ``except`` clauses begins, which lies behind all else; an offset in bytes."""
+    begins = [each.offset for each in dis.get_instructions(code) if each.opname == "PUSH_EXC_INFO"]
+    return min(begins, default=len(code.co_code))
 
 
 def has_hooks(module: torch.nn.Module) -> bool:

@@ -223,17 +223,45 @@ def test_what_the_program_puts_in_the_place_of_a_hook_of_its_own_stays(users: An
     assert sorted(calls) == ["mine", "new"]
 
 
+class Raises(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        raise ValueError
+
+
 def test_a_table_that_torch_goes_through_is_left_alone(calls: list[str]) -> None:
-    """For hooks that are called always, while an error is handled."""
+    """For hooks that are called in any case, where a module has raised: Python raises where a hook goes meanwhile."""
+    aside = HooksAside()
+
+    def always(*_: Any) -> None:
+        aside.follow(True)
+        calls.append("always")
+        aside.follow(False)
+
+    handles = [torchs.register_module_forward_hook(always, always_call=True) for _ in range(2)]
+    try:
+        with aside.holding(noting(calls, "mine")), pytest.raises(ValueError):
+            Raises()(torch.ones(1))
+    finally:
+        for each in handles:
+            each.remove()
+    assert calls == ["always", "always", "mine"]
+
+
+def test_a_program_that_trains_while_an_error_is_handled(calls: list[str]) -> None:
+    """After a package that could not be imported, say."""
     aside = HooksAside()
     with aside.holding(noting(calls, "mine")):
         try:
-            raise ValueError
-        except ValueError:
-            for _ in torchs._global_forward_hooks.items():
-                aside.follow(True)
-                aside.follow(False)
-        run()
+            raise ImportError
+        except ImportError:
+            aside.compiling(True)
+            assert not torchs._global_forward_hooks
+            aside.compiling(False)
+            assert torchs._global_forward_hooks
+            aside.follow(True)
+            assert not torchs._global_forward_hooks
+            aside.follow(False)
+            run()
     assert calls == ["mine"]
 
 
