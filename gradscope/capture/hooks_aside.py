@@ -11,7 +11,6 @@ called between the graphs of a function is seen by no hook.
 from __future__ import annotations
 
 import os
-import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -20,7 +19,7 @@ from contextlib import contextmanager
 from torch.utils.hooks import RemovableHandle
 
 from gradscope.capture.registry import all_modules
-from gradscope.compat import dynamo_reads_hooks, goes_through_hooks, others_global_hooks, reads_hooks_of
+from gradscope.compat import dynamo_reads_hooks, keep_hooks_steady, others_global_hooks, reads_hooks_of
 
 
 class HooksAside:
@@ -44,6 +43,7 @@ class HooksAside:
                 if self._entered and not self._guarded:  # between steps rather than in one
                     self._guarded = self._is_guarded()
                 self._hooks += mine
+                keep_hooks_steady(True)  # another thread may go through them when they are taken out
                 self._turn()
             yield
         finally:
@@ -51,6 +51,8 @@ class HooksAside:
                 self._hooks = [each for each in self._hooks if each not in mine]
                 for each in mine:
                     each.take_out()
+                if not self._hooks:
+                    keep_hooks_steady(False)
 
     def follow(self, entered: bool) -> None:
         """A compiled function is entered by this thread, or has been left."""
@@ -78,7 +80,7 @@ class HooksAside:
         if not self._compiles and not (self._inside and self._guarded):
             for each in self._hooks:
                 each.put_in()
-        elif sys.exc_info()[1] is None or not goes_through_hooks(sys._getframe()):  # its dict must not change meanwhile
+        else:
             for each in self._hooks:
                 each.take_out()
 

@@ -354,10 +354,9 @@ def _compile(torch: Any) -> Answer:
     limits = "kernels of several layers are split by an estimate"
     if cuda and importlib.util.find_spec("triton") is None:
         return Answer(name, False, "triton is not installed, which torch.compile needs on CUDA")
-    compiler = os.environ.get("CXX") or "c++"
-    known = [compiler, "g++", "clang++"]
-    if not cuda and not any(shutil.which(command) for command in known):
-        return Answer(name, False, "no C++ compiler found, which torch.compile needs on the CPU")
+    compiler = os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")  # as torch looks for it
+    if not cuda and not shutil.which(compiler):
+        return Answer(name, False, f"no C++ compiler {compiler}, which torch.compile needs on the CPU: install it")
     from gradscope import compat
 
     try:

@@ -76,7 +76,29 @@ def show_user_error(error: BaseException) -> int:
     sys.excepthook(type(error), error, error.__traceback__)
     if _is_out_of_memory(error):
         say("out of memory: use a smaller batch; 'gradscope fit TARGET' predicts which batch sizes fit")
+    elif missing := _missing_for_compile(error):
+        say(missing)
     return 1
+
+
+# What torch.compile raises where something of the machine is missing, and what to do, which is lost in its tracebacks.
+_MISSING = {
+    "No working C++ compiler found": "torch.compile found no C++ compiler: install one (apt install g++, dnf install "
+    "gcc-c++, xcode-select --install), or name yours in CXX",
+    "Failed to find C compiler": "Triton found no C compiler: install one (apt install gcc, dnf install gcc), or name "
+    "yours in CC",
+    "Python.h: No such file": "the compiler of torch.compile found no headers of Python: install them (apt install "
+    "python3-dev, dnf install python3-devel)",
+}
+
+
+def _missing_for_compile(error: BaseException) -> str:
+    if "torch._dynamo" not in sys.modules:
+        return ""
+    with contextlib.suppress(Exception):  # what the user's classes say of themselves
+        text = str(error)
+        return next((advice for words, advice in _MISSING.items() if words in text), "")
+    return ""
 
 
 def _is_out_of_memory(error: BaseException) -> bool:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import dis
 import functools
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from types import CodeType, FrameType
 from typing import Any
 
 import torch
@@ -119,24 +118,18 @@ def others_global_hooks(own: Collection[int]) -> bool:
     return any(key not in own for table in tables for key in tuple(table))
 
 
-def goes_through_hooks(frame: FrameType | None) -> bool:
-    """Check that torch goes through its tables of hooks on all modules, around ``frame``, in one of its own calls.
+def keep_hooks_steady(steady: bool) -> None:
+    """Have torch go through a copy of its table of forward hooks on all modules, or through the table itself again.
 
-    It does where a module has raised, for the hooks that are called in any case. Else it goes through copies.
+    Where a module has raised it goes through the table itself, for the hooks that are called in any case, and Python
+    raises in any thread that does so while a hook comes or goes. An attribute of this one dict is asked before the
+    method of its class is.
     """
-    call = torch.nn.Module._call_impl.__code__
-    while frame is not None:
-        if frame.f_code is call and frame.f_lasti > _begin_of_handlers(call):
-            return True
-        frame = frame.f_back
-    return False
-
-
-@functools.cache
-def _begin_of_handlers(code: CodeType) -> int:
-    """Where the code behind its ``except`` clauses begins, which lies behind all else; an offset in bytes."""
-    begins = [each.offset for each in dis.get_instructions(code) if each.opname == "PUSH_EXC_INFO"]
-    return min(begins, default=len(code.co_code))
+    table: Any = torch.nn.modules.module._global_forward_hooks
+    if steady:
+        table.items = functools.partial(list, OrderedDict.items(table))
+    else:
+        vars(table).pop("items", None)
 
 
 def has_hooks(module: torch.nn.Module) -> bool:

@@ -228,23 +228,36 @@ class Raises(nn.Module):
         raise ValueError
 
 
-def test_a_table_that_torch_goes_through_is_left_alone(calls: list[str]) -> None:
-    """For hooks that are called in any case, where a module has raised: Python raises where a hook goes meanwhile."""
+@pytest.mark.parametrize("here", [True, False], ids=["this thread", "another thread"])
+def test_hooks_may_go_while_torch_goes_through_them(here: bool, calls: list[str]) -> None:
+    """For hooks that are called in any case, where a module has raised: Python raises where the table changes then."""
     aside = HooksAside()
 
-    def always(*_: Any) -> None:
+    def turn() -> None:
         aside.follow(True)
-        calls.append("always")
+        assert len(torchs._global_forward_hooks) == 2
         aside.follow(False)
+
+    def always(*_: Any) -> None:
+        calls.append("always")
+        if here:
+            turn()
+        else:
+            thread = Thread(target=turn)
+            thread.start()
+            thread.join()
 
     handles = [torchs.register_module_forward_hook(always, always_call=True) for _ in range(2)]
     try:
         with aside.holding(noting(calls, "mine")), pytest.raises(ValueError):
             Raises()(torch.ones(1))
+        assert calls == ["always"] * 2
+        with pytest.raises(ValueError):
+            Raises()(torch.ones(1))
     finally:
         for each in handles:
             each.remove()
-    assert calls == ["always", "always", "mine"]
+    assert not vars(torchs._global_forward_hooks)
 
 
 def test_a_program_that_trains_while_an_error_is_handled(calls: list[str]) -> None:

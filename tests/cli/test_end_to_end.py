@@ -49,6 +49,9 @@ def out_of_memory():
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")
     return Net(), torch.randn(8, 16), loss
 
+def compiled():
+    return torch.compile(Net()), torch.randn(8, 16)
+
 def raises():
     net = Net()
     net.second = nn.Linear(17, 4)
@@ -160,6 +163,15 @@ def test_out_of_memory_names_what_helps() -> None:
         "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 GiB.\n"
         "gradscope: out of memory: use a smaller batch; 'gradscope fit TARGET' predicts which batch sizes fit\n"
     ) in ran.stderr
+
+
+@pytest.mark.parametrize("command", ["profile", "fix"])
+def test_without_a_compiler_a_line_says_what_to_install(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "/no/such/compiler")
+    ran = gradscope(command, "model.py:compiled", *(FAST if command == "profile" else ()), "-q")
+    assert ran.returncode == 1
+    (line,) = [line for line in ran.stderr.splitlines() if line.startswith("gradscope: torch.compile found no")]
+    assert "apt install g++" in line and "CXX" in line
 
 
 def test_memory_can_be_left_out() -> None:

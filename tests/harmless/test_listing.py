@@ -98,6 +98,25 @@ def test_the_collector_is_as_it_was(enabled: bool) -> None:
         (gc.enable if was else gc.disable)()
 
 
+def test_a_thread_that_ends_collections_meanwhile_has_ended_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It runs once the look is over, before the thread that looked goes on."""
+    was = gc.isenabled()
+    end = gc.enable
+
+    def other_thread_runs() -> None:
+        end()
+        gc.disable()
+
+    monkeypatch.setattr(gc, "enable", other_thread_runs)
+    try:
+        end()
+        objects_of(nn.Module)
+        assert not gc.isenabled()
+    finally:
+        monkeypatch.undo()
+        (gc.enable if was else gc.disable)()
+
+
 @pytest.mark.parametrize("look", [lambda: objects_of(nn.Linear), lambda: referred_to({1})], ids=["objects", "referred"])
 def test_beside_a_thread_that_makes_tuples(look: Callable[[], object]) -> None:
     """A tuple that is being made must not be held by anybody else: Python says SystemError to who makes it.
