@@ -32,7 +32,15 @@ def compiled_graphs(
             nodes = {name: replace(node, flops=(flops or {}).get(name, 0)) for name, node in nodes.items()}
         holders = frozenset(held[address] for address in ran.parameters if address in held)
         found[number] = CompiledGraph(
-            note.kernels, nodes, holders, note.inputs, note.is_optimizer, flops is not None, note.is_pass, ran.zeros
+            note.kernels,
+            nodes,
+            holders,
+            note.inputs,
+            note.is_optimizer,
+            sized=flops is not None,
+            is_pass=note.is_pass,
+            zeros=ran.zeros,
+            compiled=ran.graph,
         )
     return found
 

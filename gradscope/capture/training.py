@@ -52,6 +52,11 @@ class CycleFinder:
         self._since: list[int] = []  # since the last end
         self._broken = 0
 
+    @property
+    def unordered(self) -> tuple[int, int]:
+        """How many optimizers have stepped, and how often all in all, while the cycle was looked for the last time."""
+        return len(set(self._order)), len(self._order)
+
     def counts(self) -> dict[int, int]:
         """How often each optimizer steps in a training step, in the order of the cycle."""
         return dict(Counter(self.cycle))

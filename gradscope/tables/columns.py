@@ -303,6 +303,7 @@ class CompiledGraph:
     Attributes:
         holders: the layers whose parameters it was run with.
         sized: the sizes that it ran with tell how many floating-point operations its nodes take.
+        compiled: which of the graphs that were compiled it is, with whatever sizes; None: its nodes tell.
     """
 
     kernels: tuple[tuple[str, tuple[str, ...]], ...]
@@ -313,6 +314,7 @@ class CompiledGraph:
     sized: bool = True
     is_pass: bool = False
     zeros: tuple[str, ...] = ()
+    compiled: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

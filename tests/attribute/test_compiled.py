@@ -179,6 +179,21 @@ def test_blocks_that_share_a_graph_have_their_own_layers() -> None:
     assert layers(found) == {"a": 75, "a.x": 30, "b": 75, "b.x": 30}
 
 
+def test_blocks_that_share_a_graph_of_other_sizes_each() -> None:
+    """FLOPs are of the sizes, and so are the nodes that hold them; the second runs with its own parameters alone."""
+
+    def ran(flops: int) -> CompiledGraph:
+        nodes = {"x": fused(-1), "p": fused(AX, "x", flops=flops), "rest": fused(A, "x")}
+        return replace(graph(nodes, cpp_1="p", cpp_2="rest"), compiled=7)
+
+    graphs = {0: replace(ran(1), holders=frozenset({AX})), 1: replace(ran(2), holders=frozenset({BX}))}
+    kernels = (("cpp_1", 30), ("cpp_2", 70))
+    calls = ((A, 0, 4), (B, 4, 9))
+    found = run(graphs, *backward(1000, 5, *kernels, number=1), *backward(2000, 2, *kernels), calls=calls)
+    assert layers(found) == {"a": 70, "a.x": 30, "b": 70, "b.x": 30}
+    assert {row.path: row.backward_flops for row in found.layers if row.flops} == {"a.x": 1, "b.x": 2}
+
+
 def test_forward_has_layers_too() -> None:
     nodes = {"x": fused(-1), "p": fused(A, "x", again=True, flops=7), "q": fused(B, "x", again=True)}
     rows = [

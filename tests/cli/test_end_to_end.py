@@ -490,3 +490,20 @@ def test_model_that_raises(run: Runner) -> None:
     assert not frames_of_ours(ran.err)
     assert any(line.startswith("RuntimeError: ") for line in lines)
     assert lines[-1] == "gradscope: error: nothing was measured: model.py:raises ended before the measured steps."
+
+
+def test_script_whose_optimizers_step_in_no_order() -> None:
+    """One for each stage of training, and stages that are short."""
+    Path("stages.py").write_text(
+        "import torch\nweights = [torch.zeros(3, requires_grad=True) for _ in range(4)]\n"
+        "optimizers = [torch.optim.SGD([w], lr=0.1) for w in weights]\n"
+        "for w, optimizer in zip(weights, optimizers):\n"
+        "    for _ in range(5):\n        w.square().sum().backward()\n        optimizer.step()\n"
+    )
+    ran = gradscope("profile", "stages.py")
+    assert ran.returncode == 3
+    assert ran.stderr.endswith(
+        "gradscope: error: stages.py ended before its training steps could be told: 4 optimizers stepped 20 times, in "
+        "an order that does not come back.\nLet it run longer, or say where a step ends: with gradscope.profiling() "
+        "as prof, and prof.step().\n"
+    )

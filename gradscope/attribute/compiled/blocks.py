@@ -46,9 +46,9 @@ def bases_of(
 ) -> dict[int, int]:
     """Of each graph that several layers run the one that it was compiled in: that which its nodes lie in."""
     found: dict[int, int] = {}
-    nodes = {number: id(graphs[number].nodes) for number in np.unique(numbers).tolist()}
-    for number, graph in nodes.items():
-        ran = np.isin(numbers, [other for other, same in nodes.items() if same == graph])
+    which = {number: _which(graphs[number]) for number in np.unique(numbers).tolist()}
+    for number, graph in which.items():
+        ran = np.isin(numbers, [other for other, same in which.items() if same == graph])
         candidates = [caller for caller in np.unique(callers[ran]).tolist() if caller >= 0]
         inside = {paths[node.layer] for node in graphs[number].nodes.values() if node.layer >= 0}
         # A layer that several blocks share lies in the first of them, and none of its nodes in that which ran it.
@@ -56,6 +56,10 @@ def bases_of(
         if any(held.values()):
             found[number] = max(candidates, key=lambda each: (held[each], len(paths[each])))
     return found
+
+
+def _which(graph: CompiledGraph) -> tuple[str, int]:
+    return ("nodes", id(graph.nodes)) if graph.compiled is None else ("compiled", graph.compiled)
 
 
 def block_of(graph: CompiledGraph, base: int, caller: int, paths: Sequence[str]) -> tuple[int, int]:
