@@ -248,8 +248,8 @@ def why_no_steps(target: str, session: Session, finder: StepFinder, children_s: 
     optimizers, steps = finder.cycles.unordered
     if not capture.steps_done and steps > 2 * optimizers > 2:
         return (
-            f"{target} ended before its training steps could be told: {optimizers} optimizers stepped {steps} times, in "
-            "an order that does not come back.\nLet it run longer, or say where a step ends: with "
+            f"{target} ended before its training steps could be told: {optimizers} optimizers stepped {steps} times, "
+            "in an order that does not come back.\nLet it run longer, or say where a step ends: with "
             "gradscope.profiling() as prof, and prof.step()."
         )
     if not capture.steps_done and finder.stepped:
