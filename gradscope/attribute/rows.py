@@ -427,7 +427,8 @@ def adopt_outside_ops(table: EventTable, rows: Rows, steps: Steps) -> Rows:
     """Count ops outside of every module as forward once a step's forward has begun: a functional loss, say.
 
     What a step computes before its first module call prepares data and stays between the phases, as do the batches of
-    a DataLoader at any time; a step without any module call is all forward.
+    a DataLoader at any time, and what is done with gradients once they are there: clipping them, unscaling them, an
+    update by hand. A step without any module call is all forward until then.
     """
     begun = steps.start_ns.copy()
     calls = np.flatnonzero((table.kind == RowKind.CALL) & (rows.category == Category.FORWARD) & (steps.of_row >= 0))
@@ -441,12 +442,30 @@ def adopt_outside_ops(table: EventTable, rows: Rows, steps: Steps) -> Rows:
     loose &= np.isin(table.kind, (RowKind.OP, RowKind.ADD)) | sharding
     loose[loose] = table.start_ns[loose] >= begun[step[loose]]
     loose &= ~_is_loading(table, loose)
+    loose &= ~_has_gradients(table, loose, step)
     loose &= ~_below_collectives(table, loose) | sharding
     asked = np.flatnonzero(loose)
     loose[asked] = nearest(table, asked, (RowKind.CALL,)) < 0  # all others are forward already, or no layer's
     category = rows.category.copy()
     category[loose] = Category.FORWARD
     return Rows(category, rows.owner)
+
+
+def _has_gradients(table: EventTable, asked: BoolColumn, step: IntColumn) -> BoolColumn:
+    """Return which of the rows that are ``asked`` for lie between a backward pass, its update and the step's end."""
+    found = np.zeros(len(table), bool)
+    rows = np.flatnonzero(asked)
+    marks = np.flatnonzero(np.isin(table.kind, (RowKind.BACKWARD, RowKind.CALL, RowKind.OPTIMIZER)) & (step >= 0))
+    if not len(rows) or not len(marks):
+        return found
+    marks = marks[np.argsort(table.start_ns[marks], kind="stable")]
+    place = np.searchsorted(table.start_ns[marks], table.start_ns[rows], side="right")
+    before, behind = marks[np.maximum(place - 1, 0)], marks[np.minimum(place, len(marks) - 1)]
+    passed = (place > 0) & (step[before] == step[rows]) & (table.kind[before] != RowKind.CALL)
+    passed &= table.end_ns[before] <= table.start_ns[rows]
+    ends = (place == len(marks)) | (step[behind] != step[rows])
+    found[rows] = passed & (ends | (table.kind[behind] == RowKind.OPTIMIZER))
+    return found
 
 
 def _below_collectives(table: EventTable, asked: BoolColumn) -> BoolColumn:

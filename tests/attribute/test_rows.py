@@ -139,6 +139,32 @@ def test_below_the_users_own_annotation_each_row_is_timed_by_itself() -> None:
     assert [int(steps.of_row[place(table, name)]) for name in ("before", "first", "afterwards")] == [-1, 0, -1]
 
 
+@pytest.mark.parametrize("optimizer", [True, False])
+def test_what_is_done_with_gradients_is_no_forward(optimizer: bool) -> None:
+    """Clipping, unscaling, an update by hand. What comes before another pass or call may be a loss."""
+    table = table_of(
+        Row(RowKind.CALL, 101, 110, "call", argument=0),
+        Row(RowKind.OP, 111, 115, "loss"),
+        Row(RowKind.BACKWARD, 116, 120, "backward", argument=0),
+        Row(RowKind.OP, 121, 125, "penalty"),
+        Row(RowKind.BACKWARD, 126, 130, "again", argument=2),
+        Row(RowKind.OP, 131, 135, "between"),
+        Row(RowKind.CALL, 140, 150, "other call", argument=0),
+        Row(RowKind.BACKWARD, 150, 160, "last", argument=4),
+        Row(RowKind.OP, 161, 165, "clip"),
+        *([Row(RowKind.OPTIMIZER, 170, 190, "optimizer")] if optimizer else []),
+        Row(RowKind.OP, 191, 195, "average"),
+        Row(RowKind.OP, 205, 210, "of the next step"),
+    )
+    category = np.full(len(table), Category.OTHER, np.int8)
+    category[[place(table, "call"), place(table, "other call")]] = Category.FORWARD
+    of_row = np.searchsorted([100, 200, 300], table.start_ns, side="right") - 1
+    rows = Rows(category, np.full(len(table), -1))
+    found = adopt_outside_ops(table, rows, Steps(np.array([100, 200]), np.array([200, 300]), of_row))
+    forward = {name for name in table.names if found.category[place(table, name)] == Category.FORWARD}
+    assert forward == {"call", "other call", "loss", "penalty", "between", "of the next step"}
+
+
 def test_ops_outside_of_modules_are_forward_once_it_began() -> None:
     table = table_of(
         Row(RowKind.CALL, 101, 103, "transform", argument=-1),
