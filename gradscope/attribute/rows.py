@@ -442,7 +442,7 @@ def adopt_outside_ops(table: EventTable, rows: Rows, steps: Steps) -> Rows:
     loose &= np.isin(table.kind, (RowKind.OP, RowKind.ADD)) | sharding
     loose[loose] = table.start_ns[loose] >= begun[step[loose]]
     loose &= ~_is_loading(table, loose)
-    loose &= ~_has_gradients(table, loose, step)
+    loose &= ~_is_of_update(table, loose, step) | sharding
     loose &= ~_below_collectives(table, loose) | sharding
     asked = np.flatnonzero(loose)
     loose[asked] = nearest(table, asked, (RowKind.CALL,)) < 0  # all others are forward already, or no layer's
@@ -451,8 +451,12 @@ def adopt_outside_ops(table: EventTable, rows: Rows, steps: Steps) -> Rows:
     return Rows(category, rows.owner)
 
 
-def _has_gradients(table: EventTable, asked: BoolColumn, step: IntColumn) -> BoolColumn:
-    """Return which of the rows that are ``asked`` for lie between a backward pass, its update and the step's end."""
+def _is_of_update(table: EventTable, asked: BoolColumn, step: IntColumn) -> BoolColumn:
+    """Return which of the rows that are ``asked`` for lie between a backward pass, its update and the step's end.
+
+    But for what draws a number of an autograd node, and what runs in it: in a trace without calls of modules the
+    forward pass of the next step.
+    """
     found = np.zeros(len(table), bool)
     rows = np.flatnonzero(asked)
     marks = np.flatnonzero(np.isin(table.kind, (RowKind.BACKWARD, RowKind.CALL, RowKind.OPTIMIZER)) & (step >= 0))
@@ -465,7 +469,18 @@ def _has_gradients(table: EventTable, asked: BoolColumn, step: IntColumn) -> Boo
     passed &= table.end_ns[before] <= table.start_ns[rows]
     ends = (place == len(marks)) | (step[behind] != step[rows])
     found[rows] = passed & (ends | (table.kind[behind] == RowKind.OPTIMIZER))
+    found[rows] &= table.sequence[_outermost(table, asked)[rows]] < 0
     return found
+
+
+def _outermost(table: EventTable, asked: BoolColumn) -> IntColumn:
+    """Of each row that is ``asked`` for the outermost around it that is, itself where there is none."""
+    top = np.arange(len(table))
+    inner = asked & (table.parent >= 0) & asked[table.parent]
+    top[inner] = table.parent[inner]
+    while not np.array_equal(above := top[top], top):
+        top = above
+    return top
 
 
 def _below_collectives(table: EventTable, asked: BoolColumn) -> BoolColumn:

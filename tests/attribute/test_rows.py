@@ -152,6 +152,9 @@ def test_what_is_done_with_gradients_is_no_forward(optimizer: bool) -> None:
         Row(RowKind.CALL, 140, 150, "other call", argument=0),
         Row(RowKind.BACKWARD, 150, 160, "last", argument=4),
         Row(RowKind.OP, 161, 165, "clip"),
+        Row(RowKind.OP, 162, 163, "norm"),
+        Row(RowKind.OP, 166, 169, "makes a node", sequence=7),
+        Row(RowKind.OP, 167, 168, "part of that"),
         *([Row(RowKind.OPTIMIZER, 170, 190, "optimizer")] if optimizer else []),
         Row(RowKind.OP, 191, 195, "average"),
         Row(RowKind.OP, 205, 210, "of the next step"),
@@ -162,7 +165,8 @@ def test_what_is_done_with_gradients_is_no_forward(optimizer: bool) -> None:
     rows = Rows(category, np.full(len(table), -1))
     found = adopt_outside_ops(table, rows, Steps(np.array([100, 200]), np.array([200, 300]), of_row))
     forward = {name for name in table.names if found.category[place(table, name)] == Category.FORWARD}
-    assert forward == {"call", "other call", "loss", "penalty", "between", "of the next step"}
+    makes_nodes = {"makes a node", "part of that"}
+    assert forward == {"call", "other call", "loss", "penalty", "between", "of the next step", *makes_nodes}
 
 
 def test_ops_outside_of_modules_are_forward_once_it_began() -> None:
