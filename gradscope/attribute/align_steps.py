@@ -10,6 +10,7 @@ import numpy as np
 
 from gradscope.attribute.linematch import NOT_TOLD, calls_made, lines_of_nodes, operations_of
 from gradscope.attribute.nodes import OUTSIDE, UNKNOWN, nearest
+from gradscope.attribute.outside import adopt_outside_ops
 from gradscope.attribute.passes import Passes, Replayed, replay
 from gradscope.attribute.rows import (
     INHERIT,
@@ -17,7 +18,6 @@ from gradscope.attribute.rows import (
     Rows,
     Skeleton,
     Steps,
-    adopt_outside_ops,
     assign_rows,
     find_steps,
     is_module_hook,

@@ -73,8 +73,6 @@ def inside_hooks(table: EventTable, levels: _Levels, inherit: int) -> npt.NDArra
 
 BoolColumn = npt.NDArray[np.bool_]
 
-_LOADING = "enumerate(DataLoader)#"
-
 INHERIT = -9  # in a column of marks: take the parent's value
 
 
@@ -421,92 +419,6 @@ def find_steps(skeleton: Skeleton, skip: int, *, at_markers: bool = False, left_
     number = np.searchsorted(bounds, table.start_ns[free], side="right") - 1
     marks[free] = np.where(number >= 0, place[number], -1)  # what follows the last marker is in no step
     return Steps(bounds[kept], bounds[kept + 1], skeleton.levels.propagate(marks, -1).astype(np.int64))
-
-
-def adopt_outside_ops(table: EventTable, rows: Rows, steps: Steps) -> Rows:
-    """Count ops outside of every module as forward once a step's forward has begun: a functional loss, say.
-
-    What a step computes before its first module call prepares data and stays between the phases, as do the batches of
-    a DataLoader at any time, and what is done with gradients once they are there: clipping them, unscaling them, an
-    update by hand. A step without any module call is all forward until then.
-    """
-    begun = steps.start_ns.copy()
-    calls = np.flatnonzero((table.kind == RowKind.CALL) & (rows.category == Category.FORWARD) & (steps.of_row >= 0))
-    if len(calls) and len(begun):
-        first = np.full(len(begun), np.iinfo(np.int64).max)
-        np.minimum.at(first, steps.of_row[calls], table.start_ns[calls])
-        begun = np.where(first < np.iinfo(np.int64).max, first, begun)
-    step = steps.of_row
-    sharding = _inside_sharding(table)
-    loose = (rows.category == Category.OTHER) & (step >= 0)
-    loose &= np.isin(table.kind, (RowKind.OP, RowKind.ADD)) | sharding
-    loose[loose] = table.start_ns[loose] >= begun[step[loose]]
-    loose &= ~_is_loading(table, loose)
-    loose &= ~_is_of_update(table, loose, step) | sharding
-    loose &= ~_below_collectives(table, loose) | sharding
-    asked = np.flatnonzero(loose)
-    loose[asked] = nearest(table, asked, (RowKind.CALL,)) < 0  # all others are forward already, or no layer's
-    category = rows.category.copy()
-    category[loose] = Category.FORWARD
-    return Rows(category, rows.owner)
-
-
-def _is_of_update(table: EventTable, asked: BoolColumn, step: IntColumn) -> BoolColumn:
-    """Return which of the rows that are ``asked`` for lie between a backward pass, its update and the step's end.
-
-    But for what draws a number of an autograd node, and what runs in it: in a trace without calls of modules the
-    forward pass of the next step.
-    """
-    found = np.zeros(len(table), bool)
-    rows = np.flatnonzero(asked)
-    marks = np.flatnonzero(np.isin(table.kind, (RowKind.BACKWARD, RowKind.CALL, RowKind.OPTIMIZER)) & (step >= 0))
-    if not len(rows) or not len(marks):
-        return found
-    marks = marks[np.argsort(table.start_ns[marks], kind="stable")]
-    place = np.searchsorted(table.start_ns[marks], table.start_ns[rows], side="right")
-    before, behind = marks[np.maximum(place - 1, 0)], marks[np.minimum(place, len(marks) - 1)]
-    passed = (place > 0) & (step[before] == step[rows]) & (table.kind[before] != RowKind.CALL)
-    passed &= table.end_ns[before] <= table.start_ns[rows]
-    ends = (place == len(marks)) | (step[behind] != step[rows])
-    found[rows] = passed & (ends | (table.kind[behind] == RowKind.OPTIMIZER))
-    found[rows] &= table.sequence[_outermost(table, asked)[rows]] < 0
-    return found
-
-
-def _outermost(table: EventTable, asked: BoolColumn) -> IntColumn:
-    """Of each row that is ``asked`` for the outermost around it that is, itself where there is none."""
-    top = np.arange(len(table))
-    inner = asked & (table.parent >= 0) & asked[table.parent]
-    top[inner] = table.parent[inner]
-    while not np.array_equal(above := top[top], top):
-        top = above
-    return top
-
-
-def _below_collectives(table: EventTable, asked: BoolColumn) -> BoolColumn:
-    """Return which of the rows that are ``asked`` for a collective runs: a thread of the process group, meanwhile."""
-    found = np.zeros(len(table), bool)
-    rows = np.flatnonzero(asked)
-    found[rows] = nearest(table, rows, (RowKind.COMMUNICATION,)) >= 0
-    return found
-
-
-def _inside_sharding(table: EventTable) -> BoolColumn:
-    """Return which rows are FSDP's or lie in one that is."""
-    if not (table.kind == RowKind.SHARDING).any():
-        return np.zeros(len(table), bool)
-    return nearest(table, np.arange(len(table)), (RowKind.SHARDING,)) >= 0
-
-
-def _is_loading(table: EventTable, asked: BoolColumn) -> BoolColumn:
-    """Return which of the rows that are ``asked`` for are of a DataLoader's next batch: torch marks it in the trace."""
-    found = np.zeros(len(table), bool)
-    names = [number for number, name in enumerate(table.names) if name.startswith(_LOADING)]
-    if names:
-        rows = np.flatnonzero(asked)
-        around = nearest(table, rows, (RowKind.ANNOTATION,))
-        found[rows] = (around >= 0) & np.isin(table.name[around], names)
-    return found
 
 
 def self_times(table: EventTable, start: IntColumn | None = None, end: IntColumn | None = None) -> IntColumn:

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from gradscope.attribute.nodes import above_lines, nearest
+from gradscope.attribute.outside import adopt_outside_ops
 from gradscope.attribute.rows import (
     Category,
     Rows,
     Skeleton,
     Steps,
-    adopt_outside_ops,
     assign_rows,
     find_steps,
     read_skeleton,
