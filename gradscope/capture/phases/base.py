@@ -20,7 +20,14 @@ from gradscope.capture.result import Capture
 from gradscope.capture.storages import take_census
 from gradscope.capture.survey import LineMode, Tracer, is_own
 from gradscope.capture.system import FaultMeter
-from gradscope.compat import CompileLog, marking_recompute, marking_waits, start_profiler, stop_profiler
+from gradscope.compat import (
+    CompileLog,
+    is_switched_off,
+    marking_recompute,
+    marking_waits,
+    start_profiler,
+    stop_profiler,
+)
 from gradscope.tables import EventTable
 
 _T = TypeVar("_T")
@@ -93,7 +100,7 @@ class Run:
         return (
             self.has_compiled
             or self.capture.compiled.has_run
-            or uses_compile(self.capture.registry.alive(), self.compiled_before)
+            or (not is_switched_off() and uses_compile(self.capture.registry.alive(), self.compiled_before))
         )
 
     def may_trace(self) -> bool:

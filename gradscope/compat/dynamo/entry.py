@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from gradscope.compat.dynamo import DYNAMO
 from gradscope.compat.dynamo.left_alone import keep_eager, keep_frame_eager
+from gradscope.compat.dynamo.versions import compiler_stance, compiles_nothing, is_switched_off
 from gradscope.compat.imports import once_imported
 
 
@@ -100,7 +101,7 @@ class _Calls:
     """Tells of the outermost compiled function that each thread is in."""
 
     def __init__(self, frames: Any, follow: Callable[[bool], None]) -> None:
-        self._frames, self._follow = frames, follow
+        self._follow = follow
         self._wrappers = wrappers_of(frames)
         self._here = _Outermost()
 
@@ -123,7 +124,7 @@ class _Calls:
             self.look(frame.f_back)
         # One that ended in another way may have lain at the same address.
         outermost = here.frame in (0, id(frame)) or not _is_below(frame, here.frame)
-        if outermost and not _is_forced_eager(self._frames):
+        if outermost and not compiles_nothing():
             here.frame = id(frame)
             self._follow(True)
 
@@ -155,10 +156,6 @@ def _around_ahead(module: Any, ahead: Callable[[], AbstractContextManager[None]]
             kind.__call__ = original
 
 
-def _is_forced_eager(frames: Any) -> bool:
-    return getattr(getattr(frames, "_stance", None), "stance", "") == "force_eager"
-
-
 def _is_below(frame: FrameType, outer: int) -> bool:
     above = frame.f_back
     while above is not None:
@@ -168,7 +165,7 @@ def _is_below(frame: FrameType, outer: int) -> bool:
     return False
 
 
-for _each in (_is_forced_eager, _is_below, _Calls.opens, _Calls.closes, _Calls.look):
+for _each in (compiles_nothing, compiler_stance, is_switched_off, _is_below, _Calls.opens, _Calls.closes, _Calls.look):
     keep_eager(_each)
 
 

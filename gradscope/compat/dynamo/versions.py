@@ -67,8 +67,12 @@ def may_compile() -> bool:
 
 def compiles_nothing() -> bool:
     """Check that the program has compiled code run as it stands."""
-    config = sys.modules.get(f"{DYNAMO}.config")
-    return compiler_stance() == "force_eager" or bool(getattr(config, "disable", False))
+    return compiler_stance() == "force_eager" or is_switched_off()
+
+
+def is_switched_off() -> bool:
+    """Check that torch.compile was told to do nothing, by ``TORCH_COMPILE_DISABLE=1`` say."""
+    return bool(getattr(sys.modules.get(f"{DYNAMO}.config"), "disable", False))
 
 
 def compiles_backward() -> bool:
