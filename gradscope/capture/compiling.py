@@ -27,12 +27,22 @@ def breaks_in_models(log: CompileLog) -> bool:
     )
 
 
+def _short(file: str) -> str:
+    """The path of a library's file, from its package on."""
+    for folder in ("site-packages", "dist-packages"):
+        _, found, rest = file.rpartition(f"{os.sep}{folder}{os.sep}")
+        if found:
+            return rest
+    return local_path(file)
+
+
 def compile_facts(log: CompileLog, watch: GraphWatch) -> dict[str, Any]:
     """What the rules are told.
 
-    ``again``: functions that were compiled again; ``limit``: versions of one from which on it runs as it is;
-    ``breaks``: lines of the user's at which graphs are broken, with the numbers of the frames that begin behind them,
-    and whether nothing of their function is compiled;
+    ``again``: functions that were compiled again, and in which step; ``limit``: versions of one from which on it runs
+    as it is;
+    ``breaks``: lines of the user's at which graphs are broken, with the line of a library's that does it there, the
+    numbers of the frames that begin behind them, and whether nothing of their function is compiled;
     ``graphs``: how many were noted; ``checkpointed``: whether the program checkpoints in one; ``budget``: of memory,
     the least;
     ``recomputed_bytes``: what those that ran compute again in backward instead of saving it.
@@ -42,6 +52,7 @@ def compile_facts(log: CompileLog, watch: GraphWatch) -> dict[str, Any]:
             "function": each.function,
             "place": f"{local_path(each.file)}:{each.line}",
             "seconds": each.seconds,
+            "step": each.step,
             "reason": _COMMENT.sub("", re.sub(r"^\d+/\d+: ", "", each.reason)),
         }
         for each in log.compilations()
@@ -60,9 +71,16 @@ def compile_facts(log: CompileLog, watch: GraphWatch) -> dict[str, Any]:
         if found:
             file, line = found[-1]
             frames = set().union(*[behind.get(frame, ()) for frame in each.frames])
-            place = f"{local_path(file)}:{line}"
-            told = {"place": place, "reason": each.reason, "skipped": each.skipped, "frames": sorted(frames)}
-            breaks.append(told)
+            inner, inner_line = each.frames[-1]
+            breaks.append(
+                {
+                    "place": f"{local_path(file)}:{line}",
+                    "inside": "" if inner == file else f"{_short(inner)}:{inner_line}",
+                    "reason": each.reason,
+                    "skipped": each.skipped,
+                    "frames": sorted(frames),
+                }
+            )
     return {
         "again": again,
         "limit": recompile_limit(),

@@ -192,6 +192,8 @@ class Session:
         self.capture.steps_done += 1
         self.capture.ranks = self.capture.ranks or rank_and_size()
         self.capture.registry.step = self.capture.steps_done
+        with self.run.guard.over(FOLLOWING):
+            self.run.compile_log.end_step(self.capture.steps_done)
         phase = self._phases[self._number]
         began, self._began = self._began, False
         if phase.undisturbed and self._is_disturbed():

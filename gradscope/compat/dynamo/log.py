@@ -24,6 +24,7 @@ class Compilation(NamedTuple):
     reason: str  # the guard that failed; empty where torch does not tell
     frame: str = ""  # torch's number of it, as in the name of its regions: "3" of "3/1"
     behind: int | None = None  # the line of a break, where the frame is the rest of a function behind it
+    step: int = 0  # that ran, of the program's
 
 
 class GraphBreak(NamedTuple):
@@ -38,21 +39,27 @@ class CompileLog:
     """What Dynamo notes of its compilations, from the moment that this is made."""
 
     def __init__(self) -> None:
+        self._step = 0  # the program's, that runs
         self._began = time.time()
         self._broken = len(_noted_breaks())
-        self._records: dict[int, Any] = {}  # by id, which is theirs for as long as they are held here
+        self._records: dict[int, tuple[Any, int]] = {}  # by id, theirs for as long as they are held here; and the step
 
     def collect(self) -> None:
         """Take what there is: torch itself keeps the latest 64 alone."""
         utils = sys.modules.get("torch._dynamo.utils")
         for each in () if utils is None else utils.get_compilation_metrics():
             if (each.start_time or 0.0) >= self._began:
-                self._records[id(each)] = each
+                self._records.setdefault(id(each), (each, self._step))
+
+    def end_step(self, number: int) -> None:
+        """The program's step ``number`` begins. Of the last compilation torch tells once it is over."""
+        self.collect()
+        self._step = number
 
     def compilations(self) -> list[Compilation]:
         """Each frame that was compiled, with its backward pass, which is compiled when that runs first."""
         backward = Counter[str]()
-        for each in self._metrics():
+        for each, _ in self._metrics():
             if not each.co_filename:
                 backward[str(each.compile_id)] += getattr(each, "backward_cumulative_compile_time_us", None) or 0
         return [
@@ -65,18 +72,19 @@ class CompileLog:
                 _first_line(getattr(each, "recompile_reason", None) or ""),
                 str(each.compile_id).rpartition("/")[0],
                 int(resumed[2]) if (resumed := _RESUMED.fullmatch(each.co_name or "")) else None,
+                step,
             )
-            for each in self._metrics()
+            for each, step in self._metrics()
             if each.co_filename
         ]
 
-    def _metrics(self) -> list[Any]:
+    def _metrics(self) -> list[tuple[Any, int]]:
         self.collect()
         return list(self._records.values())
 
     def tells_of_hooks(self) -> bool:
         """Check that something was compiled again for hooks on all modules: Dynamo has guarded which there are."""
-        return any("_global_forward" in (each.recompile_reason or "") for each in self._records.values())
+        return any("_global_forward" in (each.recompile_reason or "") for each, _ in tuple(self._records.values()))
 
     def breaks(self) -> list[GraphBreak]:
         """Each break of a graph, and each function that is not compiled for one, in a loop say."""
@@ -94,7 +102,7 @@ class CompileLog:
                 _first_line(each.fail_reason),
                 skipped=True,
             )
-            for each in self._metrics()
+            for each, _ in self._metrics()
             if each.fail_type and each.fail_user_frame_filename
         ]
 

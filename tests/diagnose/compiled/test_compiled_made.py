@@ -195,7 +195,7 @@ class Log:
 
 def test_what_is_torchs_own_or_gradscopes_is_not_told() -> None:
     facts = compiling.compile_facts(Log(), GraphWatch())  # type: ignore[arg-type]
-    assert facts["again"] == [again("forward", "project/model.py:6")]
+    assert facts["again"] == [{**again("forward", "project/model.py:6"), "step": 0}]
     assert [each["place"] for each in facts["breaks"]] == ["project/model.py:8", "project/model.py:4"]
 
 
@@ -267,10 +267,42 @@ def test_a_break_that_is_not_in_the_step_costs_nothing_there() -> None:
         assert finding.cost_ns is None and finding.severity == "info" and "region" not in finding.evidence
 
 
+def test_what_is_compiled_once_for_each_shape_is_not_compiled_again_and_again() -> None:
+    """An optimizer's function, for each parameter's; unless these are more than there may be versions."""
+    once = [{**again("adamw_step", reason="tensor 'p' rank mismatch. expected 1, actual 2"), "step": 1}] * 3
+    assert not found("recompiles", again=once, limit=8)
+    (finding,) = found("recompiles", again=once, limit=4)
+    assert "at 4 versions" in finding.evidence
+    (finding,) = found("recompiles", again=[*once, {**once[0], "step": 2}], limit=8)
+    check_words(finding)
+    assert "as a tensor" not in finding.advice and "sizes" in finding.advice
+
+
 def test_a_break_in_a_loop_leaves_its_function_uncompiled() -> None:
     (finding,) = found("graph-break", breaks=[{**branch_at("model.py:9"), "skipped": True}])
     check_words(finding)
     assert finding.evidence.endswith("is not compiled, and what it calls is compiled each by itself")
+
+
+def test_a_break_inside_of_a_library_names_its_line_too() -> None:
+    inside = "torch/nn/modules/transformer.py:1245"
+    (finding,) = found("graph-break", breaks=[{**branch_at("model.py:9"), "inside": inside}])
+    check_words(finding)
+    assert finding.line == "model.py:9" and f"in {inside}, which this line calls, uncompiled" in finding.evidence
+    (finding,) = found("graph-break", breaks=[{**branch_at("model.py:9"), "inside": "lib/model.py:8"}])
+    assert "in lib/model.py:8, which this line calls;" in finding.evidence
+
+
+def test_a_function_that_cannot_be_resumed_is_told_in_words() -> None:
+    (finding,) = found("graph-break", breaks=[{"place": "model.py:9", "reason": "step_unsupported"}])
+    check_words(finding)
+    assert finding.evidence.startswith("the function cannot be resumed behind this line")
+
+
+def test_what_some_steps_enter_is_an_average() -> None:
+    ops = (row("Torch-Compiled Region: 0/0", 9 * MS, 1), row("Torch-Compiled Region: 1/0", 9 * MS, 0.8))
+    (finding,) = found("graph-break", ops, breaks=[{**branch_at("model.py:9"), "frames": ["1"]}])
+    assert "a step enters 2 compiled regions, 0.8 on average of them behind it" in finding.evidence
 
 
 def test_frames_behind_a_break_are_its_own() -> None:
@@ -319,6 +351,7 @@ def test_the_line_of_a_break_is_the_users_that_calls_a_library() -> None:
         "project/model.py:3",
         "/venv/lib/site-packages/lib/model.py:8",
     ]
+    assert all(each["inside"] == f"{json.__file__}:9" for each in facts["breaks"])
 
 
 def test_at_the_limit_it_runs_uncompiled() -> None:

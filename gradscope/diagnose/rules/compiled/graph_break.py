@@ -33,7 +33,12 @@ _AROUND = ("TorchDynamo Cache Lookup", "Torch-Compiled Region", "Pregraph byteco
 _REGION = "Torch-Compiled Region: "
 _WARNED = 0.02  # of the step, from which on it is more than a remark
 _LONGEST = 160  # characters of a reason
-_IN_WORDS = {"generic_jump": "a branch that depends on a tensor's value"}  # by how torch's own words begin
+# By how torch's own words begin.
+_IN_WORDS = {
+    "generic_jump": "a branch that depends on a tensor's value",
+    "step_unsupported": "the function cannot be resumed behind this line: the rest of it is not compiled, and what "
+    "that calls is compiled each by itself",
+}
 
 
 @dataclass
@@ -43,6 +48,7 @@ class _Reason:
     lines: Counter[str] = field(default_factory=Counter)
     frames: set[str] = field(default_factory=set)  # that begin behind them
     skipped: bool = False  # a function is left as it is
+    inside: str = ""  # the line of a library's that the first of them is in
 
 
 class _Regions(NamedTuple):
@@ -61,6 +67,7 @@ def find(case: Case) -> Iterator[Finding]:
         noted.lines[each["place"]] += 1
         noted.frames.update(each.get("frames", ()))
         noted.skipped |= each.get("skipped", False)
+        noted.inside = noted.inside or each.get("inside", "")
     around = sum(row.self_ns for row in case.run.ops if row.name.startswith(_AROUND))
     entered = _entered(case)
     every = sum(entered.values())
@@ -102,6 +109,9 @@ def _evidence(case: Case, reason: str, noted: _Reason, regions: _Regions) -> Ite
     places = list(noted.lines)
     words = next((text for begin, text in _IN_WORDS.items() if reason.startswith(begin)), "")
     yield f"{words} ({reason[:_LONGEST]})" if words else reason[:_LONGEST]
+    if noted.inside:
+        # Torch's own functions are compiled as a part of what calls them alone.
+        yield f"in {noted.inside}, which this line calls{', uncompiled' if noted.inside.startswith('torch/') else ''}"
     yield f"{several(sum(noted.lines.values()), 'break')} since profiling began"
     if len(places) > 1:
         yield f"also at {first(places[1:])}"
@@ -110,8 +120,9 @@ def _evidence(case: Case, reason: str, noted: _Reason, regions: _Regions) -> Ite
     if regions.ns:
         every = several(max(round(regions.every), 1), "compiled region")
         whose = "that one's" if round(regions.behind) == 1 else "their"
+        behind = f"{regions.behind:.2g}{'' if regions.behind == round(regions.behind) else ' on average'}"
         yield (
-            f"a step enters {every}, {regions.behind:.3g} of them behind it: what is around {whose} kernels takes "
+            f"a step enters {every}, {behind} of them behind it: what is around {whose} kernels takes "
             f"{of_step(regions.ns, case)}"
         )
 

@@ -6,9 +6,10 @@ Example::
     for batch in batches:  # each of another length
         loss = model(batch)
 
-Pattern: a function that was compiled again twice at least since gradscope began, with the guard that failed. Once is
-how torch.compile finds out that a size changes: it then compiles for any size. Where the same size fails again, it was
-told not to, or the code fixes that size, as layers of one class do that have other widths. What is compiled for an
+Pattern: a function that was compiled again twice at least since gradscope began, with the guard that failed, and not
+all in one step: an optimizer's function is compiled once for each parameter's shape, and that is all. Once is how
+torch.compile finds out that a size changes: it then compiles for any size. Where the same size fails again, it was told
+not to, or the code fixes that size, as layers of one class do that have other widths. What is compiled for an
 evaluation too, or for inputs that need no gradient, is so once, and does not count.
 Evidence: how often, what that took, and the last reason, as Dynamo gives it.
 Estimate: none. Once everything has been compiled nothing of it is left, and until then no step counts; at the limit
@@ -31,7 +32,7 @@ from gradscope.tables import Finding
 from gradscope.units import ns as time_text
 
 _FEWEST = 2
-_SIZES = re.compile(r"size mismatch|stride mismatch")
+_SIZES = re.compile(r"size mismatch|stride mismatch|rank mismatch")
 _ONE_SIZE = re.compile(r"tensor '(.+)' size mismatch at index (\d+)")
 _MODES = re.compile(r"GLOBAL_STATE changed|requires_grad mismatch|\.training\b|grad_mode")
 _BRANCHED = re.compile(r"\.(?:size\(\)|shape)\[")  # on a size that is not fixed
@@ -45,17 +46,25 @@ def find(case: Case) -> Iterator[Finding]:
         functions[each["place"], each["function"]].append(each)
     for (place, function), again in functions.items():
         found = [each for each in again if not _MODES.search(each["reason"])]
-        if len(found) >= _FEWEST:
-            yield _finding(case, place, function, found, len(again) + 1)
+        versions = len(again) + 1
+        steps = {each.get("step", number) for number, each in enumerate(found)}
+        if len(found) >= _FEWEST and (len(steps) > 1 or _stops(case, versions)):
+            yield _finding(case, place, function, found, versions)
+
+
+def _stops(case: Case, versions: int) -> bool:
+    """Check that torch.compile compiles no other version of a function that has so many."""
+    limit = facts_of(case).get("limit")
+    return limit is not None and versions >= limit
 
 
 def _finding(case: Case, place: str, function: str, found: Sequence[Mapping[str, Any]], versions: int) -> Finding:
     reason = next((each["reason"] for each in reversed(found) if each["reason"]), "")
     took = round(sum(each["seconds"] for each in found) * 1e9)
     evidence = f"compiled again {several(len(found), 'time')} since profiling began, {time_text(took)} in all"
-    limit = facts_of(case).get("limit")
-    stops = limit is not None and versions >= limit
+    stops = _stops(case, versions)
     if stops:
+        limit = facts_of(case)["limit"]
         evidence += f"; at {limit} versions (recompile_limit) torch.compile stops, and runs it uncompiled from then on"
     advice, code = _cure(reason, function, found, 2 * versions if stops else 0)
     return make_finding(
