@@ -132,7 +132,6 @@ class MemoryTracer:
         """Note what the graph below ``roots`` holds, and the gradients once it has run."""
         with self.graph.tracing(roots, self._begin_backward):
             yield
-        self._unread.clear()
         with self._marking() as mark:
             self._see(mark, self._gradients())
 
@@ -149,6 +148,7 @@ class MemoryTracer:
     def see_all(self) -> None:
         """Note every tensor of the process: what it is where that is known, that it is there otherwise."""
         self._inputs.clear()
+        self._unread.clear()  # not behind each pass: one may go through a part of the graph alone
         with self._marking() as mark:
             first = len(self.sightings)
             seen = self._see(mark, self._known())

@@ -168,6 +168,26 @@ def test_a_node_that_reads_what_it_kept(monkeypatch: pytest.MonkeyPatch) -> None
     assert tracer.saved[0].reader == (-1, -1)
 
 
+def test_a_node_that_a_pass_before_has_not_run_reads_what_it_kept_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A gradient penalty goes through a part of the graph and notes all of it; forgotten when the step has ended."""
+    x = torch.ones(4, requires_grad=True)
+    tracer = MemoryTracer(CallRecorder(Guard(), ModuleRegistry()), Surroundings())
+    tensor = torch.ones(4)
+    kept = SimpleNamespace(tensor=tensor, sequence=5, node="N", what="x")
+    (note,) = tracer._reader.storages(tensor)
+    monkeypatch.setattr(memory, "current_node_number", lambda: 5)
+    for _ in range(2):
+        with tracer.around_backward([x.sin()]):
+            tracer._note_saved(0, cast(Any, kept), note)
+    tracer.note_reads(2, [tensor])
+    mine = [each.reader for each in tracer.saved if each.node == "N"]
+    assert mine == [(2, 0)] * 2
+    tracer._note_saved(0, cast(Any, kept), note)
+    tracer.see_all()
+    tracer.note_reads(3, [tensor])
+    assert tracer.saved[-1].reader == (-1, -1)
+
+
 def test_only_a_graph_all_of_whose_lines_are_an_optimizers_is_one() -> None:
     def of(*files: str) -> list[NodeNote]:
         return [
