@@ -15,6 +15,7 @@ import re
 import sys
 import warnings
 import weakref
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import replace
@@ -73,6 +74,9 @@ def probe_graphs() -> None:
         attrgetter(name)(importlib.import_module(module))
 
 
+_LOOKS = 4  # at gradients that were zero; more would cost each step
+
+
 def _memory_budget() -> float:
     """The share of what is saved for backward that compiled graphs may save; 1.0: all that the partitioner wants."""
     config = sys.modules.get("torch._functorch.config")
@@ -93,6 +97,7 @@ class GraphWatch:
         self.around: Callable[[], AbstractContextManager[None]] | None = None  # each run, in place of a bare one
         self.reads: Callable[[int, Sequence[Any]], None] | None = None  # told of each run what it is run with
         self._known: dict[GraphRun, int] = {}
+        self._looks: Counter[int] = Counter()  # of each run beyond the first
 
     def run(self, number: int, inputs: Sequence[Any]) -> int:
         """The number of a run of that graph."""
@@ -104,9 +109,19 @@ class GraphWatch:
             self.runs.append(replace(ran, zeros=_zeros(self.graphs[number].inputs, inputs)))
             if self.told is not None and parameters:
                 self.told(parameters)
+        else:
+            self._look_again(self._known[ran], inputs)
         if self.reads is not None:
             self.reads(self._known[ran], inputs)
         return self._known[ran]
+
+    def _look_again(self, place: int, inputs: Sequence[Any]) -> None:
+        """A value that another pass uses, or another step, is not unused."""
+        ran = self.runs[place]
+        if ran.zeros and self._looks[place] < _LOOKS:
+            self._looks[place] += 1
+            still = _zeros(self.graphs[ran.graph].inputs, inputs)
+            self.runs[place] = replace(ran, zeros=tuple(name for name in ran.zeros if name in still))
 
 
 def _zeros(names: Sequence[str], inputs: Sequence[Any]) -> tuple[str, ...]:
