@@ -94,6 +94,14 @@ def without_flops(rows: tuple[LayerRow, ...], layers: Collection[int]) -> tuple[
     )
 
 
+def without_backward_flops(rows: tuple[LayerRow, ...]) -> tuple[LayerRow, ...]:
+    """Say of layers that have operations in forward alone that those of backward are not known."""
+    return tuple(
+        replace(row, flops=None, backward_flops=None) if row.forward_flops and not row.backward_flops else row
+        for row in rows
+    )
+
+
 def with_flops(rows: tuple[LayerRow, ...], survey: Notes, trained: Sequence[float]) -> tuple[LayerRow, ...]:
     """Return the floating-point operations of a mean step: the survey's of one call of each layer, times its calls.
 

@@ -32,6 +32,7 @@ from gradscope.attribute.layer_columns import (
     with_flops,
     with_graph_flops,
     with_overlapped,
+    without_backward_flops,
     without_flops,
 )
 from gradscope.attribute.nodes import OUTSIDE
@@ -156,6 +157,7 @@ def build_result(
     if compiled is not None:
         rows = with_estimates(rows, *estimated_ns(assigned, parts, len(rows)))
         rows = with_graph_flops(rows, compiled.flops, compiled.uncounted | uncounted, len(assigned.steps))
+        rows = without_backward_flops(rows) if compiled.untold else rows
         notes += compiled.notes()
 
     def by_origin(part: Contribution) -> list[Contribution]:

@@ -194,6 +194,24 @@ def test_blocks_that_share_a_graph_of_other_sizes_each() -> None:
     assert {row.path: row.backward_flops for row in found.layers if row.flops} == {"a.x": 1, "b.x": 2}
 
 
+@pytest.mark.parametrize("untold", [True, False])
+def test_backward_of_a_pass_of_which_nobody_tells_the_layers_is_not_known(untold: bool) -> None:
+    """One graph of the whole pass, of compiled autograd: an operation of no layer may be of any that has none."""
+    ahead = {"x": fused(-1), "p": fused(A, "x", again=True, flops=7), "q": fused(B, "x", again=True, flops=7)}
+    behind = {"x": fused(-1), "p": fused(A, "x", flops=5), "q": fused(-1 if untold else B, "x", flops=5)}
+    graphs = {0: graph(ahead, cpp_1="p q"), 1: replace(graph(behind, cpp_1="p", cpp_2="q"), is_pass=True)}
+    rows = [
+        Row(RowKind.GRAPH, 10, 90, GRAPH, argument=0),
+        Row(RowKind.OP, 10, 40, "cpp_1"),
+        Row(RowKind.BACKWARD, 1000, 1100, "backward", argument=0),
+        Row(RowKind.GRAPH, 1000, 1100, GRAPH, argument=1),
+        Row(RowKind.OP, 1000, 1030, "cpp_1"),
+        Row(RowKind.OP, 1030, 1090, "cpp_2"),
+    ]
+    found = {row.path: (row.forward_flops, row.backward_flops) for row in run(graphs, *rows).layers}
+    assert (found["a"], found["b"]) == ((7, 5), (7, None if untold else 5))
+
+
 def test_forward_has_layers_too() -> None:
     nodes = {"x": fused(-1), "p": fused(A, "x", again=True, flops=7), "q": fused(B, "x", again=True)}
     rows = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -90,3 +91,49 @@ def test_another_pass_forgets_what_was_left() -> None:
     copies = copied()
     copies.begin()
     assert not copies.with_origins(of_inductors(node("mm")))["mm_0"].modules
+
+
+def told(copies: CopiedNodes, *ops: NodeNote) -> list[bool]:
+    return [bool(each.modules) for each in copies.with_origins(of_inductors(*ops)).values()]
+
+
+def chain(*, views: int = 0) -> CopiedNodes:
+    """Ten operations of their own kinds, and views between them."""
+    copies = CopiedNodes()
+    copies.begin()
+    nodes = [node(f"op{number}", "a") for number in range(10)]
+    copies.copied(
+        0, [*nodes[:9], *[replace(node(f"view{number}", "a"), is_view=True) for number in range(views)], nodes[9]]
+    )
+    return copies
+
+
+@pytest.mark.parametrize(("missing", "known"), [(0, True), (1, True), (2, False)])
+@pytest.mark.parametrize("views", [0, 30])
+def test_one_of_ten_may_be_missing_and_any_view(missing: int, known: bool, views: int) -> None:
+    """Exactly nine tenths of what computes are enough; views cost nothing, and torch makes others of them."""
+    rest = [node(f"op{number}") for number in range(missing, 10)]
+    assert told(chain(views=views), *rest) == [known] * len(rest)
+
+
+@pytest.mark.parametrize("views", [0, 30])
+def test_views_that_are_found_make_up_for_nothing(views: int) -> None:
+    seen = [replace(node(f"view{number}"), is_view=True) for number in range(views)]
+    rest = [*[node(f"op{number}") for number in range(2, 9)], *seen, node("op9")]
+    assert not any(told(chain(views=views), *rest))
+
+
+@pytest.mark.parametrize("name", ["reshape", "_unsafe_view"])
+def test_a_view_may_have_another_name(name: str) -> None:
+    copies = CopiedNodes()
+    copies.begin()
+    copies.copied(0, [node("mm", "a"), node("view", "b"), node("mul", "c")])
+    assert told(copies, node("mm"), node(name), node("mul")) == [True] * 3
+
+
+def test_each_pass_counts_its_graphs_anew() -> None:
+    copies = copied()
+    copies.begin()
+    copies.copied(0, [node("mm", "a")])
+    assert told(copies, node("mm")) == [True]
+    assert told(copies, node("mul"), node("sum", size=4)) == [False, False]
