@@ -299,6 +299,23 @@ def test_a_function_that_cannot_be_resumed_is_told_in_words() -> None:
     assert finding.evidence.startswith("the function cannot be resumed behind this line")
 
 
+def test_what_is_around_kernels_is_all_of_it_in_all_versions() -> None:
+    around = ("TorchDynamo Cache Lookup", "Pregraph bytecode", "AOTDispatcher Runtime Wrapper Prologue")
+    ops = (
+        row("Torch-Compiled Region: 0/0", MS, 1),
+        row("Torch-Compiled Region: 1/0", MS, 1),
+        row("Torch-Compiled Region: 1/1", MS, 2),
+        *(row(name, 4 * MS, 4) for name in around),
+    )
+    first = {**branch_at("model.py:9"), "frames": ["1"], "skipped": True}
+    (finding,) = found("graph-break", ops, breaks=[first, {**branch_at("model.py:9"), "frames": [], "skipped": False}])
+    assert finding.cost_ns == 15 * MS * 3 / 4
+    assert "4 compiled regions, 3 of them" in finding.evidence and "each by itself" in finding.evidence
+    assert "what is around their kernels" in finding.evidence
+    (finding,) = found("graph-break", ops[:2], breaks=[first])
+    assert "what is around that one's kernels" in finding.evidence
+
+
 def test_what_some_steps_enter_is_an_average() -> None:
     ops = (row("Torch-Compiled Region: 0/0", 9 * MS, 1), row("Torch-Compiled Region: 1/0", 9 * MS, 0.8))
     (finding,) = found("graph-break", ops, breaks=[{**branch_at("model.py:9"), "frames": ["1"]}])
