@@ -25,7 +25,7 @@ TOP_KERNELS = 5
 # Name and meaning of each part, the meaning of at most 45 characters, so that it fits beside the numbers in 80 columns.
 LEDGER_WORDS: Mapping[str, tuple[str, str]] = {
     "layers_ns": ("layers", "the layers' own backward nodes"),
-    "recompute_ns": ("recompute", "forward run again by activation checkpointing"),
+    "recompute_ns": ("recompute", "forward run again, by checkpointing or in compiled graphs"),
     "gradient_sum_ns": ("fan-out sums", "gradient accumulation at fan-out"),
     "accumulate_ns": ("accumulate", "AccumulateGrad: writing the parameters' .grad"),
     "hook_ns": ("backward hooks", "your hooks on modules, tensors and parameters"),

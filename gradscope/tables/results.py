@@ -61,7 +61,7 @@ class Ledger:
 
     backward_ns: int
     layers_ns: int  # backward nodes of module calls: sum of LayerRow.backward_self_ns
-    recompute_ns: int  # forward run again by activation checkpointing
+    recompute_ns: int  # forward run again, by checkpointing or in compiled graphs
     gradient_sum_ns: int  # adding the gradients of a value that has several users
     accumulate_ns: int  # AccumulateGrad: writing a parameter's .grad
     outside_modules_ns: int  # nodes made outside every module call (a functional loss, say)

@@ -110,8 +110,10 @@ class Run:
         return self.follows_dynamo and (bool(self.capture.compiled.graphs) or not self._has_compiled())
 
     def _has_compiled(self) -> bool:
-        """Check that something is: torch may compile nothing of a layer of its own."""
-        return self.has_compiled or self.capture.compiled.has_run or compiled_frames() > 0
+        """Check that something is: torch may compile nothing of a layer of its own, and nothing of an LSTM."""
+        if self.capture.compiled.has_run or self.compiled_before:
+            return True
+        return (self.has_compiled or compiled_frames() > 0) and self.compile_log.has_compiled()
 
     @contextmanager
     def beside_graphs(self) -> Iterator[None]:

@@ -82,6 +82,11 @@ class CompileLog:
         self.collect()
         return list(self._records.values())
 
+    def has_compiled(self) -> bool:
+        """Check that a graph was compiled, or that torch does not tell: of a frame that it leaves as it is none was."""
+        metrics = [each for each, _ in self._metrics() if each.co_filename]
+        return not metrics or any(each.graph_op_count and not each.fail_type for each in metrics)
+
     def tells_of_hooks(self) -> bool:
         """Check that something was compiled again for hooks on all modules: Dynamo has guarded which there are."""
         return any("_global_forward" in (each.recompile_reason or "") for each, _ in tuple(self._records.values()))
