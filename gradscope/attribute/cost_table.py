@@ -14,7 +14,7 @@ from gradscope import ops
 from gradscope.attribute.align_steps import Assigned
 from gradscope.attribute.gaps import names_of_waits
 from gradscope.attribute.nodes import OUTSIDE, nearest
-from gradscope.attribute.rows import BoolColumn, Category, outside_of
+from gradscope.attribute.rows import OWN_ROWS, BoolColumn, Category, outside_of
 from gradscope.attribute.sharding import piece_of
 from gradscope.attribute.survey import NO_LINE
 from gradscope.tables import OWN, EventTable, Int8Column, IntColumn, RowKind, SpanTable
@@ -157,7 +157,7 @@ def own_contribution(assigned: Assigned, self_ns: IntColumn) -> tuple[Contributi
     python = np.isin(table.kind, _PYTHON_ROWS)
     op[python] = len(table.names)
     op[table.kind == RowKind.BACKWARD] = len(table.names) + 1
-    op[table.kind == RowKind.OWN] = len(table.names) + 2
+    op[np.isin(table.kind, OWN_ROWS)] = len(table.names) + 2
     if skeleton.outside:
         inside = outside_of(skeleton)
         mine = (inside >= 0) & (assigned.rows.category == Category.OTHER)
@@ -168,6 +168,7 @@ def own_contribution(assigned: Assigned, self_ns: IntColumn) -> tuple[Contributi
     above = table.parent[inner]
     repeats = np.isin(table.kind[above], (RowKind.NODE, RowKind.ACCUMULATE)) & (table.name[inner] == table.name[above])
     calls[inner[repeats]] = 0
+    calls[table.kind == RowKind.PARAMETER] = 0  # a mark within what is counted
     return Contribution(np.arange(len(table)), op, self_ns, calls), names
 
 

@@ -73,6 +73,8 @@ def inside_hooks(table: EventTable, levels: _Levels, inherit: int) -> npt.NDArra
 
 BoolColumn = npt.NDArray[np.bool_]
 
+OWN_ROWS = (RowKind.OWN, RowKind.PARAMETER)  # what gradscope does and marks in a step
+
 INHERIT = -9  # in a column of marks: take the parent's value
 
 
@@ -283,7 +285,7 @@ def assign_rows(skeleton: Skeleton, accumulate_owner: IntColumn, sum_rows: IntCo
     category[table.kind == RowKind.HOOK] = Category.HOOK
     within = calls[inside_hooks(table, skeleton.levels, INHERIT)[calls]]
     category[within], owner[within] = INHERIT, INHERIT
-    own = table.kind == RowKind.OWN
+    own = np.isin(table.kind, OWN_ROWS)
     category[own], owner[own] = Category.OTHER, OUTSIDE
     beside = beside_nodes(table)
     reduces = any("reducer::" in name for name in table.names)  # among its rows are copies and views without a name

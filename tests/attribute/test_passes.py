@@ -315,6 +315,7 @@ def test_noting_a_pass_is_gradscopes_own() -> None:
     data, _, _ = measured(Again(reentrant=True))
     (own,) = [op for op in data.ops if op.name == OWN]
     assert (own.layer, own.phase, own.calls) == (None, "other", 3 + 1)  # and one where the step ends
+    assert not any(op.name.startswith("gradscope:") for op in data.ops)  # marks are its own, too
 
 
 def test_graphs_are_noted_up_to_so_many_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
