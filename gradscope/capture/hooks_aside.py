@@ -6,12 +6,16 @@ where a module has hooks of its own, or the program has some on all modules, or,
 ``__call__`` of its own, as Hugging Face's checkpointed layers, Dynamo traces through torch's call and guards that there
 are none of ours: then they are out from the moment that compiled code is entered until it has returned, and what is
 called between the graphs of a function is seen by no hook.
+
+Other threads may go through the table meanwhile. While hooks of ours are in it torch is given a copy of it to go
+through, so that they may go at any time; and they come once nobody goes through the table itself any more.
 """
 
 from __future__ import annotations
 
 import os
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,7 +23,15 @@ from contextlib import contextmanager
 from torch.utils.hooks import RemovableHandle
 
 from gradscope.capture.registry import all_modules
-from gradscope.compat import dynamo_reads_hooks, keep_hooks_steady, others_global_hooks, reads_hooks_of
+from gradscope.compat import (
+    dynamo_reads_hooks,
+    goes_through_hooks,
+    keep_hooks_steady,
+    others_global_hooks,
+    reads_hooks_of,
+)
+
+_WAITS, _WAIT_S = 50, 0.001
 
 
 class HooksAside:
@@ -43,8 +55,8 @@ class HooksAside:
                 if self._entered and not self._guarded:  # between steps rather than in one
                     self._guarded = self._is_guarded()
                 self._hooks += mine
-                keep_hooks_steady(True)  # another thread may go through them when they are taken out
                 self._turn()
+            self._wait_for_others()
             yield
         finally:
             with self._lock:
@@ -69,6 +81,11 @@ class HooksAside:
                 self._guarded = None  # what was compiled may have hooks by now
             self._turn()
 
+    def step(self) -> None:
+        """A step begins: hooks that others kept from coming may come."""
+        with self._lock:
+            self._turn()
+
     def are_read(self) -> None:
         """Dynamo has been seen to guard which hooks there are."""
         self._guarded = True
@@ -77,12 +94,27 @@ class HooksAside:
         self._inside = {each for each in self._inside if each.is_alive()}
         if self._inside and self._hooks and self._guarded is None and not self._compiles:
             self._guarded = self._is_guarded()
-        if not self._compiles and not (self._inside and self._guarded):
-            for each in self._hooks:
-                each.put_in()
-        else:
+        if not self._may_be_in():
             for each in self._hooks:
                 each.take_out()
+            keep_hooks_steady(False)
+        elif any(each.handle is None for each in self._hooks):
+            keep_hooks_steady(True)
+            if not goes_through_hooks():  # else they come at the next turn
+                for each in self._hooks:
+                    each.put_in()
+
+    def _may_be_in(self) -> bool:
+        return not self._compiles and not (self._inside and self._guarded)
+
+    def _wait_for_others(self) -> None:
+        """Wait for threads that go through the table, for as long as the program's hooks take."""
+        for _ in range(_WAITS):
+            with self._lock:
+                if not self._may_be_in() or all(each.handle is not None for each in self._hooks):
+                    return
+                self._turn()
+            time.sleep(_WAIT_S)
 
     def _is_guarded(self) -> bool:
         """Check that Dynamo guards which hooks there are."""

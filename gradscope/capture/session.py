@@ -194,6 +194,7 @@ class Session:
         self.capture.registry.step = self.capture.steps_done
         with self.run.guard.over(FOLLOWING):
             self.run.compile_log.end_step(self.capture.steps_done)
+            self.run.hooks_aside.step()
         phase = self._phases[self._number]
         began, self._began = self._began, False
         if phase.undisturbed and self._is_disturbed():

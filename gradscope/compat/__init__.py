@@ -36,6 +36,7 @@ from gradscope.compat.dynamo.versions import (
 from gradscope.compat.engine import (
     checkpoint_frame,
     current_node_number,
+    goes_through_hooks,
     has_global_module_hooks,
     held_by_checkpoint,
     hook_dicts,
@@ -104,6 +105,7 @@ __all__ = [
     "flop_formulas",
     "following_dynamo",
     "function_modes",
+    "goes_through_hooks",
     "graph_task_id",
     "hook_dicts",
     "has_global_module_hooks",

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import dis
 import functools
+import sys
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
+from types import CodeType, FrameType
 from typing import Any
 
 import torch
@@ -123,13 +126,33 @@ def keep_hooks_steady(steady: bool) -> None:
 
     Where a module has raised it goes through the table itself, for the hooks that are called in any case, and Python
     raises in any thread that does so while a hook comes or goes. An attribute of this one dict is asked before the
-    method of its class is.
+    method of its class is. Dynamo asks for it, too, and can make nothing of it: it must not compile meanwhile.
     """
     table: Any = torch.nn.modules.module._global_forward_hooks
     if steady:
         table.items = functools.partial(list, OrderedDict.items(table))
     else:
         vars(table).pop("items", None)
+
+
+def goes_through_hooks() -> bool:
+    """Check that torch, in any thread, may be going through its table of forward hooks on all modules itself."""
+    call = torch.nn.Module._call_impl.__code__
+    frames = list(sys._current_frames().values())
+    for frame in frames:
+        above: FrameType | None = frame
+        while above is not None:
+            if above.f_code is call and above.f_lasti > _begin_of_handlers(call):
+                return True
+            above = above.f_back
+    return False
+
+
+@functools.cache
+def _begin_of_handlers(code: CodeType) -> int:
+    """Where the code behind its ``except`` clauses begins, which lies behind all else; an offset in bytes."""
+    begins = [each.offset for each in dis.get_instructions(code) if each.opname == "PUSH_EXC_INFO"]
+    return min(begins, default=len(code.co_code))
 
 
 def has_hooks(module: torch.nn.Module) -> bool:

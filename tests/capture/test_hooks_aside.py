@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
-from threading import Event, Thread
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from threading import Event, Thread, Timer
 from typing import Any
 
 import pytest
@@ -228,35 +229,85 @@ class Raises(nn.Module):
         raise ValueError
 
 
-@pytest.mark.parametrize("here", [True, False], ids=["this thread", "another thread"])
-def test_hooks_may_go_while_torch_goes_through_them(here: bool, calls: list[str]) -> None:
-    """For hooks that are called in any case, where a module has raised: Python raises where the table changes then."""
-    aside = HooksAside()
-
-    def turn() -> None:
-        aside.follow(True)
-        assert len(torchs._global_forward_hooks) == 2
-        aside.follow(False)
-
-    def always(*_: Any) -> None:
-        calls.append("always")
-        if here:
-            turn()
-        else:
-            thread = Thread(target=turn)
-            thread.start()
-            thread.join()
-
-    handles = [torchs.register_module_forward_hook(always, always_call=True) for _ in range(2)]
+def raising(calls: list[str], always: Callable[[], None]) -> None:
+    """A module raises, and has two hooks that are called in any case."""
+    handles = [torchs.register_module_forward_hook(lambda *_: always(), always_call=True) for _ in range(2)]
     try:
-        with aside.holding(noting(calls, "mine")), pytest.raises(ValueError):
-            Raises()(torch.ones(1))
-        assert calls == ["always"] * 2
         with pytest.raises(ValueError):
             Raises()(torch.ones(1))
     finally:
         for each in handles:
             each.remove()
+
+
+def in_a_thread(function: Callable[[], None]) -> None:
+    thread = Thread(target=function)
+    thread.start()
+    thread.join()
+
+
+@pytest.mark.parametrize("where", [lambda function: function(), in_a_thread], ids=["this thread", "another thread"])
+def test_hooks_may_go_while_torch_goes_through_them(where: Any, calls: list[str]) -> None:
+    """Python raises in who goes through a table that changes meanwhile."""
+    aside = HooksAside()
+
+    def turn() -> None:
+        calls.append("always")
+        aside.follow(True)
+        assert len(torchs._global_forward_hooks) == 2
+        aside.follow(False)
+
+    with aside.holding(noting(calls, "mine")):
+        raising(calls, lambda: where(turn))
+        aside.step()  # it was out at the end, and may come once torch is done
+        run()
+    assert calls == ["mine", "always", "always", "mine"]
+    assert not vars(torchs._global_forward_hooks)
+
+
+@pytest.mark.parametrize("where", [lambda function: function(), in_a_thread], ids=["this thread", "another thread"])
+def test_hooks_do_not_come_while_torch_goes_through_the_table(where: Any, calls: list[str]) -> None:
+    aside = HooksAside()
+    held = ExitStack()
+    raising(calls, lambda: where(lambda: held.enter_context(aside.holding(noting(calls, "mine")))))
+    with held:
+        aside.step()
+        run()
+    assert calls == ["mine"] * 2  # of two
+    assert not vars(torchs._global_forward_hooks)
+
+
+def test_they_come_as_soon_as_it_has_gone_through(calls: list[str]) -> None:
+    """Another thread's module has raised when a phase begins."""
+    aside, begun, ends = HooksAside(), Event(), Event()
+
+    def always() -> None:
+        begun.set()
+        ends.wait(10)
+
+    thread = Thread(target=lambda: raising(calls, always))
+    thread.start()
+    begun.wait(10)
+    Timer(0.01, ends.set).start()
+    with aside.holding(noting(calls, "mine")):
+        thread.join()
+        aside.step()
+        assert len(torchs._global_forward_hooks) == 1
+
+
+def test_dynamo_finds_torchs_table_as_it_is() -> None:
+    """It can make nothing of a method of this one dict."""
+    aside = HooksAside()
+    with aside.holding(noting([], "mine")):
+        assert vars(torchs._global_forward_hooks)
+        aside.compiling(True)
+        assert not vars(torchs._global_forward_hooks)
+        aside.compiling(False)
+        assert vars(torchs._global_forward_hooks)
+        aside.follow(True)
+        assert not vars(torchs._global_forward_hooks)
+        aside.follow(False)
+        assert vars(torchs._global_forward_hooks)
     assert not vars(torchs._global_forward_hooks)
 
 
