@@ -248,6 +248,7 @@ class _Rows:
         self._infos = list(names.infos)
         self._row_of = {info.path: row for row, info in enumerate(names.infos)}
         self._found: dict[int, int] = {}
+        self._asked: set[int] = set()  # what torch.compile puts around a model is at its place, and the model in it
         self._wanted: set[int] = set()
 
     def names(self, roots: Sequence[int]) -> ModuleNames:
@@ -270,6 +271,7 @@ class _Rows:
         label = self._merged.get(label, label)
         row = self._found.get(label)
         if row is None:
+            self._asked.add(label)
             row = self._found[label] = self._find(label, self._places[label])
         return row
 
@@ -279,9 +281,13 @@ class _Rows:
             return row
         if place.root != label:
             return self._at(place, self._row(place.root), place.path)
-        if place.inside is not None:
+        if place.inside is not None and not self._is_being_found(place.inside[0]):
             return self._at(place, self._row(place.inside[0]), place.inside[1])
         return self._add(place, self._free_name(label, place), None)
+
+    def _is_being_found(self, label: int) -> bool:
+        label = self._merged.get(label, label)
+        return label in self._asked and label not in self._found
 
     def _at(self, place: RegisteredPath, above: int, path: str) -> int:
         full = join(self._infos[above].path, path)
