@@ -130,9 +130,15 @@ def keep_hooks_steady(steady: bool) -> None:
     """
     table: Any = torch.nn.modules.module._global_forward_hooks
     if steady:
-        table.items = functools.partial(list, OrderedDict.items(table))
+        table.items = items_of_now
     else:
         vars(table).pop("items", None)
+
+
+def items_of_now() -> list[tuple[int, Any]]:
+    """What is in that table, at once: a function of a module, so that the table can be copied, and stored."""
+    table: Any = torch.nn.modules.module._global_forward_hooks
+    return list(OrderedDict.items(table))
 
 
 def goes_through_hooks() -> bool:

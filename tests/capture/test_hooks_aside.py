@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import os
+import pickle
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -293,6 +295,19 @@ def test_they_come_as_soon_as_it_has_gone_through(calls: list[str]) -> None:
         thread.join()
         aside.step()
         assert len(torchs._global_forward_hooks) == 1
+
+
+def test_torchs_table_can_be_copied_and_stored_meanwhile() -> None:
+    with HooksAside().holding(lambda: torchs.register_module_forward_hook(hook_of_a_module)):
+        for found in (
+            copy.deepcopy(torchs._global_forward_hooks),
+            pickle.loads(pickle.dumps(torchs._global_forward_hooks)),
+        ):
+            assert list(found.values()) == [hook_of_a_module]
+
+
+def hook_of_a_module(*_: Any) -> None:
+    """Can be stored by its name."""
 
 
 def test_dynamo_finds_torchs_table_as_it_is() -> None:

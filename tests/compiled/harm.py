@@ -16,13 +16,14 @@ import torch
 from torch import Tensor, nn
 from torch._C._dynamo.eval_frame import get_eval_frame_callback
 from torch._dynamo.utils import get_compilation_metrics, set_compilation_metrics_limit
-from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 import gradscope
 
 STEPS, SETTLED = 14, 3
+SURVEYED = 8  # a step that is traced
 torch.set_num_threads(1)
 set_compilation_metrics_limit(1_000_000)  # else the oldest are dropped, and what is compiled counts as nothing
 # What is asked here is Dynamo's and AOTAutograd's: generating code would take minutes.
@@ -232,6 +233,33 @@ def own_hook(model: nn.Module) -> Callable[[int], Tensor]:
     return steadily(model)
 
 
+def late_hook(model: nn.Module) -> Callable[[int], Tensor]:
+    """What has a hook, on all modules too, is compiled for another size in the middle of a phase, as one graph."""
+    model[1].register_forward_hook(lambda _, __, output: output * 1.01)  # type: ignore[index]
+    handle = register_module_forward_hook(lambda *_: None)
+    run_model = torch.compile(model.forward, backend="aot_eager", fullgraph=True)
+
+    def call(number: int) -> Tensor:
+        loss = backward(run_model(torch.ones(8 + number % 2 if number < SURVEYED else 6, 16)))
+        if number == STEPS - 1:
+            handle.remove()
+        return loss
+
+    return call
+
+
+def disabled_at_times(model: nn.Module) -> Callable[[int], Tensor]:
+    """Nothing new is compiled in some steps; what is compiled runs on."""
+    model[1].register_forward_hook(lambda _, __, output: output * 1.01)  # type: ignore[index]
+    step = steadily(model)
+
+    def call(number: int) -> Tensor:
+        with torch._dynamo.config.patch(disable=number > SETTLED and number % 3 == 0):
+            return step(number)
+
+    return call
+
+
 def global_hook(model: nn.Module) -> Callable[[int], Tensor]:
     """The program has a hook on all modules."""
     handle = register_module_forward_pre_hook(lambda *_: None)
@@ -278,10 +306,11 @@ PROGRAMS = {
         ended_elsewhere,
         own_call,
         own_hook,
+        late_hook,
+        disabled_at_times,
         global_hook,
     )
 }
-SURVEYED = 8  # a step that is traced
 
 
 def run(name: str, step_ended: Callable[[], object], model: nn.Module, report: list[str]) -> None:

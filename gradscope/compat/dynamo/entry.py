@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 
 from gradscope.compat.dynamo import DYNAMO
 from gradscope.compat.dynamo.left_alone import keep_eager, keep_frame_eager
-from gradscope.compat.dynamo.versions import compiler_stance, compiles_nothing, is_switched_off
+from gradscope.compat.dynamo.versions import compiler_stance, is_forced_eager, is_switched_off
+from gradscope.compat.engine import items_of_now
 from gradscope.compat.imports import once_imported
 
 
@@ -124,7 +125,7 @@ class _Calls:
             self.look(frame.f_back)
         # One that ended in another way may have lain at the same address.
         outermost = here.frame in (0, id(frame)) or not _is_below(frame, here.frame)
-        if outermost and not compiles_nothing():
+        if outermost and not is_forced_eager() and not is_switched_off():
             here.frame = id(frame)
             self._follow(True)
 
@@ -165,7 +166,16 @@ def _is_below(frame: FrameType, outer: int) -> bool:
     return False
 
 
-for _each in (compiles_nothing, compiler_stance, is_switched_off, _is_below, _Calls.opens, _Calls.closes, _Calls.look):
+for _each in (
+    items_of_now,
+    compiler_stance,
+    is_forced_eager,
+    is_switched_off,
+    _is_below,
+    _Calls.opens,
+    _Calls.closes,
+    _Calls.look,
+):
     keep_eager(_each)
 
 

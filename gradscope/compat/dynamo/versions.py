@@ -66,12 +66,27 @@ def may_compile() -> bool:
 
 
 def compiles_nothing() -> bool:
+    """Check that the program has code that is not compiled yet run as it stands."""
+    return is_forced_eager() or _is_disabled()
+
+
+def is_forced_eager() -> bool:
     """Check that the program has compiled code run as it stands."""
-    return compiler_stance() == "force_eager" or is_switched_off()
+    return compiler_stance() == "force_eager"
 
 
 def is_switched_off() -> bool:
-    """Check that torch.compile was told to do nothing, by ``TORCH_COMPILE_DISABLE=1`` say."""
+    """Check that torch.compile was told to do nothing, by ``TORCH_COMPILE_DISABLE=1`` say, and has done nothing yet.
+
+    What is compiled by then runs on.
+    """
+    if not _is_disabled():
+        return False
+    utils = sys.modules.get(f"{DYNAMO}.utils")
+    return utils is None or not (utils.counters["frames"]["total"] or utils.get_compilation_metrics())
+
+
+def _is_disabled() -> bool:
     return bool(getattr(sys.modules.get(f"{DYNAMO}.config"), "disable", False))
 
 
