@@ -30,7 +30,7 @@ def adopt_outside_ops(table: EventTable, rows: Rows, steps: Steps) -> Rows:
     loose &= np.isin(table.kind, (RowKind.OP, RowKind.ADD)) | sharding
     loose[loose] = table.start_ns[loose] >= begun[step[loose]]
     loose &= ~_is_loading(table, loose)
-    loose &= ~_is_of_update(table, loose, step) | sharding
+    loose &= ~_is_behind_passes(table, rows, loose, step) | sharding
     loose &= ~_below_collectives(table, loose) | sharding
     asked = np.flatnonzero(loose)
     loose[asked] = nearest(table, asked, (RowKind.CALL,)) < 0  # all others are forward already, or no layer's
@@ -39,25 +39,44 @@ def adopt_outside_ops(table: EventTable, rows: Rows, steps: Steps) -> Rows:
     return Rows(category, rows.owner)
 
 
-def _is_of_update(table: EventTable, asked: BoolColumn, step: IntColumn) -> BoolColumn:
-    """Return which of the rows that are ``asked`` for lie between a backward pass, its update and the step's end.
+def _is_behind_passes(table: EventTable, rows: Rows, asked: BoolColumn, step: IntColumn) -> BoolColumn:
+    """Return which of the rows that are ``asked`` for are what is done with gradients, or with what was trained.
 
-    But for what draws a number of an autograd node, and what runs in it: in a trace without calls of modules the
-    forward pass of the next step.
+    The last thing in front of them is a backward pass or an update, and they make no node of autograd's: else they are
+    a loss, or in a trace without calls of modules the forward pass of the next step.
     """
     found = np.zeros(len(table), bool)
-    rows = np.flatnonzero(asked)
-    marks = np.flatnonzero(np.isin(table.kind, (RowKind.BACKWARD, RowKind.CALL, RowKind.OPTIMIZER)) & (step >= 0))
-    if not len(rows) or not len(marks):
+    places = np.flatnonzero(asked)
+    marks = np.isin(table.kind, (RowKind.BACKWARD, RowKind.OPTIMIZER))
+    marks |= (table.kind == RowKind.CALL) & (rows.category == Category.FORWARD)
+    before = np.flatnonzero(marks & (step >= 0))
+    if not len(places) or not len(before):
         return found
-    marks = marks[np.argsort(table.start_ns[marks], kind="stable")]
-    place = np.searchsorted(table.start_ns[marks], table.start_ns[rows], side="right")
-    before, behind = marks[np.maximum(place - 1, 0)], marks[np.minimum(place, len(marks) - 1)]
-    passed = (place > 0) & (step[before] == step[rows]) & (table.kind[before] != RowKind.CALL)
-    passed &= table.end_ns[before] <= table.start_ns[rows]
-    ends = (place == len(marks)) | (step[behind] != step[rows])
-    found[rows] = passed & (ends | (table.kind[behind] == RowKind.OPTIMIZER))
-    found[rows] &= table.sequence[_outermost(table, asked)[rows]] < 0
+    before = before[np.argsort(table.start_ns[before], kind="stable")]
+    place = np.searchsorted(table.start_ns[before], table.start_ns[places], side="right") - 1
+    last = before[np.maximum(place, 0)]
+    passed = (place >= 0) & (step[last] == step[places]) & (table.kind[last] != RowKind.CALL)
+    passed &= table.end_ns[last] <= table.start_ns[places]
+    found[places] = passed & ~_makes_nodes(table, _outermost(table, asked)[places])
+    return found
+
+
+def _makes_nodes(table: EventTable, asked: IntColumn) -> BoolColumn:
+    """Check of each of these rows that the next operation of its thread sees another number for the next node.
+
+    Where gradients may be asked for each operation's row has the number that is next, whether it makes a node or not.
+    """
+    found = np.zeros(len(asked), bool)
+    sees = np.isin(table.kind, (RowKind.OP, RowKind.ADD)) & (table.sequence >= 0) & (table.forward_thread == 0)
+    for thread in np.unique(table.thread[asked]).tolist():
+        mine = table.thread[asked] == thread
+        seen = np.flatnonzero(sees & (table.thread == thread))
+        place = np.searchsorted(table.start_ns[seen], table.end_ns[asked[mine]], side="left")
+        known = place < len(seen)
+        number = table.sequence[asked[mine]]
+        moved = np.ones(len(place), bool)  # of the last nobody knows
+        moved[known] = table.sequence[seen[place[known]]] > number[known]
+        found[mine] = moved & (number >= 0)
     return found
 
 

@@ -98,6 +98,11 @@ class Attribution:
     notes: tuple[str, ...]
 
 
+_ELSEWHERE = (
+    "layers also ran in other threads, where FLOPs are not counted: those of a call there are taken to be as here"
+)
+
+
 def build_result(
     assigned: Assigned,
     modules: Sequence[ModuleInfo],
@@ -152,6 +157,7 @@ def build_result(
     uncounted = frozenset[int]()
     if survey is not None and has_flops:
         rows = with_flops(rows, survey, [per_step(count, len(assigned.steps)) for count in trained.tolist()])
+        notes += [_ELSEWHERE] if survey.elsewhere else []
         uncounted = _uncounted(assigned, parts, names, rows)
         rows = without_flops(rows, uncounted)
     if compiled is not None:

@@ -74,6 +74,7 @@ class Notes:
     # Where operations were counted: forward calls of each layer, and those that backward follows.
     calls: dict[int, int] = field(default_factory=dict)
     trained: dict[int, int] = field(default_factory=dict)
+    elsewhere: bool = False  # calls of layers ran in other threads
     called: tuple[LayerCall, ...] | None = None  # each module call of the step, in order; None: not noted
     matcher: LineMatcher | None = None  # of steps that ran something else; None: they have no lines
     graphs_known: bool = True  # False where one was too deep to be walked
@@ -105,6 +106,7 @@ def read_survey(survey: SurveyInput) -> Notes:
         receivers=receivers,
         flops=_flops(table, rows),
         calls=_calls(skeleton, counted & (rows.category == Category.FORWARD)),
+        elsewhere=bool(_calls(skeleton, ~counted & (rows.category == Category.FORWARD))),
         trained=_calls(skeleton, is_trained(skeleton, rows.category, counted)),
         shapes=shapes_of(table, rows),
         graphs_known=all(survey.graphs),

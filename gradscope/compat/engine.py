@@ -131,8 +131,14 @@ def keep_hooks_steady(steady: bool) -> None:
     table: Any = torch.nn.modules.module._global_forward_hooks
     if steady:
         table.items = items_of_now
+        _steady[id(table)] = table
     else:
-        vars(table).pop("items", None)
+        for each in _steady.values():
+            vars(each).pop("items", None)
+        _steady.clear()
+
+
+_steady: dict[int, Any] = {}  # the table that has it; several where the program has put another one in its place
 
 
 def items_of_now() -> list[tuple[int, Any]]:

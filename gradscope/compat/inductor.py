@@ -397,9 +397,18 @@ def _seen(size: Any) -> int:
 
 
 def _flops(node: Any) -> int:
-    """Floating-point operations by torch's own formulas; 0 for what these do not know."""
+    """Floating-point operations by torch's own formulas; 0 for what these do not know, -1 where a size is not known."""
     work = _work(node)
-    return 0 if work is None else work({})
+    if work is None:
+        return 0
+    try:
+        return work({})
+    except _UnknownSizeError:
+        return -1
+
+
+class _UnknownSizeError(Exception):
+    """Torch finds a size out while the graph runs: how many elements are not zero, say."""
 
 
 def _work(node: Any) -> Callable[[Mapping[Any, int]], int] | None:
@@ -438,9 +447,13 @@ class _Shape:
 
 def _size(size: Any, sizes: Mapping[Any, int]) -> int:
     """A size where those that are not fixed are these."""
-    if isinstance(size, int) or not sizes:
-        return _seen(size)
-    return int(size.node.expr.xreplace(sizes))
+    if isinstance(size, int):
+        return size
+    if sizes:
+        return int(size.node.expr.xreplace(sizes))
+    if not size.node.has_hint():
+        raise _UnknownSizeError
+    return _seen(size)
 
 
 def _flops_at(graph: Any) -> Callable[[Sequence[int]], Mapping[str, int] | None] | None:

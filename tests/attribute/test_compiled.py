@@ -212,6 +212,18 @@ def test_backward_of_a_pass_of_which_nobody_tells_the_layers_is_not_known(untold
     assert (found["a"], found["b"]) == ((7, 5), (7, None if untold else 5))
 
 
+def test_sizes_that_a_graph_finds_out_itself() -> None:
+    """Of a layer that computes with such a size the operations are not known, and a note says so."""
+    ahead = {"x": fused(-1), "p": fused(A, "x", again=True, flops=7), "q": fused(B, "x", again=True, flops=-1)}
+    rows = [
+        Row(RowKind.GRAPH, 10, 90, GRAPH, argument=0),
+        Row(RowKind.OP, 10, 40, "cpp_1"),
+    ]
+    found = run({0: graph(ahead, cpp_1="p q")}, *rows)
+    assert {row.path: row.forward_flops for row in found.layers if row.path in "ab" and row.path} == {"a": 7, "b": None}
+    assert any("finds sizes out" in note for note in found.notes)
+
+
 def test_forward_has_layers_too() -> None:
     nodes = {"x": fused(-1), "p": fused(A, "x", again=True, flops=7), "q": fused(B, "x", again=True)}
     rows = [

@@ -141,32 +141,35 @@ def test_below_the_users_own_annotation_each_row_is_timed_by_itself() -> None:
 
 @pytest.mark.parametrize("optimizer", [True, False])
 def test_what_is_done_with_gradients_is_no_forward(optimizer: bool) -> None:
-    """Clipping, unscaling, an update by hand. What comes before another pass or call may be a loss."""
+    """Clipping, unscaling, an update by hand; what makes nodes is another loss, or the next forward."""
     table = table_of(
         Row(RowKind.CALL, 101, 110, "call", argument=0),
-        Row(RowKind.OP, 111, 115, "loss"),
+        Row(RowKind.OP, 111, 115, "loss", sequence=3),
         Row(RowKind.BACKWARD, 116, 120, "backward", argument=0),
-        Row(RowKind.OP, 121, 125, "penalty"),
-        Row(RowKind.BACKWARD, 126, 130, "again", argument=2),
-        Row(RowKind.OP, 131, 135, "between"),
+        Row(RowKind.CALL, 117, 118, "again", argument=0),
+        Row(RowKind.OP, 121, 125, "penalty", sequence=4),
+        Row(RowKind.OP, 122, 123, "part of that", sequence=4),
+        Row(RowKind.BACKWARD, 126, 130, "second", argument=2),
+        Row(RowKind.OP, 131, 135, "norm", sequence=5),
+        Row(RowKind.OP, 132, 133, "part of the norm", sequence=5),
+        Row(RowKind.OP, 136, 139, "clip"),
         Row(RowKind.CALL, 140, 150, "other call", argument=0),
-        Row(RowKind.BACKWARD, 150, 160, "last", argument=4),
-        Row(RowKind.OP, 161, 165, "clip"),
-        Row(RowKind.OP, 162, 163, "norm"),
-        Row(RowKind.OP, 166, 169, "makes a node", sequence=7),
-        Row(RowKind.OP, 167, 168, "part of that"),
+        Row(RowKind.OP, 145, 146, "inside", sequence=5),
+        Row(RowKind.BACKWARD, 151, 160, "last", argument=4),
         *([Row(RowKind.OPTIMIZER, 170, 190, "optimizer")] if optimizer else []),
-        Row(RowKind.OP, 191, 195, "average"),
-        Row(RowKind.OP, 205, 210, "of the next step"),
+        Row(RowKind.OP, 191, 195, "average", sequence=6),
+        Row(RowKind.OP, 205, 210, "of the next step", sequence=6),
+        Row(RowKind.OP, 211, 213, "behind", sequence=7),
     )
     category = np.full(len(table), Category.OTHER, np.int8)
-    category[[place(table, "call"), place(table, "other call")]] = Category.FORWARD
+    category[[place(table, name) for name in ("call", "other call", "inside")]] = Category.FORWARD
+    category[place(table, "again")] = Category.RECOMPUTE
     of_row = np.searchsorted([100, 200, 300], table.start_ns, side="right") - 1
     rows = Rows(category, np.full(len(table), -1))
     found = adopt_outside_ops(table, rows, Steps(np.array([100, 200]), np.array([200, 300]), of_row))
     forward = {name for name in table.names if found.category[place(table, name)] == Category.FORWARD}
-    makes_nodes = {"makes a node", "part of that"}
-    assert forward == {"call", "other call", "loss", "penalty", "between", "of the next step", *makes_nodes}
+    makes_nodes = {"penalty", "part of that", "of the next step", "behind"}
+    assert forward == {"call", "other call", "inside", "loss"} | makes_nodes
 
 
 def test_ops_outside_of_modules_are_forward_once_it_began() -> None:

@@ -80,6 +80,7 @@ def test_what_other_threads_train_counts_too(often: int, backward: str) -> None:
     assert rows["0"].calls == calls
     assert [rows[path].forward_flops for path in "02"] == [calls * PRODUCT] * 2
     assert [rows[path].backward_flops for path in "02"] == [calls * 2 * PRODUCT] * 2
+    assert any("also ran in other threads" in note for note in prof.report.data.notes)
 
 
 def test_a_checkpoint_that_makes_no_nodes_in_forward_has_backward() -> None:

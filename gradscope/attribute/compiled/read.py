@@ -76,12 +76,15 @@ class CompiledTime:
 
     def notes(self) -> list[str]:
         """What the report must say."""
-        if not self.unmatched:
-            return []
-        return [
-            f"{self.unmatched} of {self.regions} runs of compiled graphs ran other kernels than they were compiled to: "
-            "their time stays with the layer that called them"
-        ]
+        found = []
+        if self.unmatched:
+            found.append(
+                f"{self.unmatched} of {self.regions} runs of compiled graphs ran other kernels than they were compiled "
+                "to: their time stays with the layer that called them"
+            )
+        if any(layer >= 0 for layer in self.uncounted):
+            found.append("FLOPs of layers are not told where a compiled graph finds sizes out while it runs")
+        return found
 
 
 def read_compiled(assigned: Assigned, graphs: Mapping[int, CompiledGraph], paths: Sequence[str]) -> CompiledTime | None:
@@ -261,7 +264,7 @@ class _Known:
         computed = [computed_by(nodes, kernel, names) for kernel, names in graph.kernels]
         flops = Counter[int | None]()
         for node in graph.nodes.values():
-            if node.flops:
+            if node.flops > 0:
                 flops[moved.layer(node.layer)] += node.flops
         read = {name: _reader(nodes, name, moved) for name in graph.inputs}
         return cls(
@@ -270,9 +273,11 @@ class _Known:
                 shares_of(nodes, names, moved, computing=kernel.startswith("cpp_"))
                 for (kernel, _), names in zip(graph.kernels, computed, strict=True)
             ),
-            tuple(sum(nodes.by_name[name].flops for name in names if name in nodes.by_name) for names in computed),
+            tuple(
+                sum(max(nodes.by_name[name].flops, 0) for name in names if name in nodes.by_name) for names in computed
+            ),
             flops,
-            frozenset(moved.layer(node.layer) for node in graph.nodes.values() if not graph.sized),
+            frozenset(moved.layer(node.layer) for node in graph.nodes.values() if node.flops < 0 or not graph.sized),
             tuple(read.values()),
             tuple(_of_unused(graph, name, reader) for name, reader in read.items() if name in graph.zeros),
         )

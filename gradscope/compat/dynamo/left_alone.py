@@ -120,6 +120,9 @@ def watching_dynamo(
             callbacks.remove()
 
 
+_RUNNING = "_CompilationCallbackHandler__pending_callbacks_counter"  # how many compilations run
+
+
 class _Callbacks:
     """Of one watch, in Dynamo's lists."""
 
@@ -130,13 +133,15 @@ class _Callbacks:
         def ends(_args: Any) -> None:
             compiling(False)
 
-        self._begins, self._ends = begins, ends
+        self._compiling, self._begins, self._ends = compiling, begins, ends
         self._handler: Any = None
 
     def register(self, handler: Any) -> None:
         self._handler = handler
         handler.register_start_callback(self._begins)
         handler.register_end_callback(self._ends)
+        if getattr(handler, _RUNNING, 0):  # another thread compiles already
+            self._compiling(True)
 
     def again(self) -> None:
         """Register them where the program has cleared the lists."""

@@ -36,8 +36,8 @@ _LONGEST = 160  # characters of a reason
 # By how torch's own words begin.
 _IN_WORDS = {
     "generic_jump": "a branch that depends on a tensor's value",
-    "step_unsupported": "the function cannot be resumed behind this line: the rest of it is not compiled, and what "
-    "that calls is compiled each by itself",
+    "step_unsupported": "the function cannot be resumed behind this line: the rest of it is not compiled; functions "
+    "that it calls are, each by itself, but for torch's own",
 }
 
 
@@ -57,6 +57,7 @@ class _Regions(NamedTuple):
     every: float
     behind: float  # those that begin behind one of the breaks
     ns: int  # what is around the kernels of these
+    shared: bool  # with other findings
 
 
 def find(case: Case) -> Iterator[Finding]:
@@ -64,10 +65,10 @@ def find(case: Case) -> Iterator[Finding]:
     reasons: defaultdict[str, _Reason] = defaultdict(_Reason)
     for each in facts_of(case).get("breaks", ()):
         noted = reasons[each["reason"]]
+        if not noted.lines:  # of the line that the finding names
+            noted.skipped, noted.inside = each.get("skipped", False), each.get("inside", "")
         noted.lines[each["place"]] += 1
         noted.frames.update(each.get("frames", ()))
-        noted.skipped |= each.get("skipped", False)
-        noted.inside = noted.inside or each.get("inside", "")
     around = sum(row.self_ns for row in case.run.ops if row.name.startswith(_AROUND))
     entered = _entered(case)
     every = sum(entered.values())
@@ -75,7 +76,8 @@ def find(case: Case) -> Iterator[Finding]:
     for reason, noted in reasons.items():
         behind = noted.frames & set(entered)
         part = sum(entered[frame] / sharing[frame] for frame in behind) / (every or 1)
-        regions = _Regions(every, sum(entered[frame] for frame in behind), round(around * part))
+        shared = any(sharing[frame] > 1 for frame in behind)
+        regions = _Regions(every, sum(entered[frame] for frame in behind), round(around * part), shared)
         places = list(noted.lines)
         yield make_finding(
             RULE.name,
@@ -116,14 +118,14 @@ def _evidence(case: Case, reason: str, noted: _Reason, regions: _Regions) -> Ite
     if len(places) > 1:
         yield f"also at {first(places[1:])}"
     if noted.skipped:
-        yield "the function around it is not compiled, and what it calls is compiled each by itself"
+        yield "the function around it is not compiled; functions that it calls are, each by itself, but for torch's own"
     if regions.ns:
         every = several(max(round(regions.every), 1), "compiled region")
         whose = "that one's" if round(regions.behind) == 1 else "their"
         behind = f"{regions.behind:.2g}{'' if regions.behind == round(regions.behind) else ' on average'}"
         yield (
             f"a step enters {every}, {behind} of them behind it: what is around {whose} kernels takes "
-            f"{of_step(regions.ns, case)}"
+            f"{of_step(regions.ns, case)}{', its part beside other findings' if regions.shared else ''}"
         )
 
 
