@@ -67,6 +67,7 @@ def _makes_nodes(table: EventTable, asked: IntColumn) -> BoolColumn:
     Where gradients may be asked for each operation's row has the number that is next, whether it makes a node or not.
     """
     found = np.zeros(len(asked), bool)
+    unknown = not (table.kind == RowKind.CALL).any()  # of the last: where modules are seen, it is more likely none
     sees = np.isin(table.kind, (RowKind.OP, RowKind.ADD)) & (table.sequence >= 0) & (table.forward_thread == 0)
     for thread in np.unique(table.thread[asked]).tolist():
         mine = table.thread[asked] == thread
@@ -74,7 +75,7 @@ def _makes_nodes(table: EventTable, asked: IntColumn) -> BoolColumn:
         place = np.searchsorted(table.start_ns[seen], table.end_ns[asked[mine]], side="left")
         known = place < len(seen)
         number = table.sequence[asked[mine]]
-        moved = np.ones(len(place), bool)  # of the last nobody knows
+        moved = np.full(len(place), unknown)
         moved[known] = table.sequence[seen[place[known]]] > number[known]
         found[mine] = moved & (number >= 0)
     return found

@@ -160,6 +160,8 @@ def test_what_is_done_with_gradients_is_no_forward(optimizer: bool) -> None:
         Row(RowKind.OP, 191, 195, "average", sequence=6),
         Row(RowKind.OP, 205, 210, "of the next step", sequence=6),
         Row(RowKind.OP, 211, 213, "behind", sequence=7),
+        Row(RowKind.BACKWARD, 221, 225, "of that", argument=0),
+        Row(RowKind.OP, 231, 235, "last of all", sequence=8),
     )
     category = np.full(len(table), Category.OTHER, np.int8)
     category[[place(table, name) for name in ("call", "other call", "inside")]] = Category.FORWARD
