@@ -6,6 +6,7 @@ import copy
 import os
 import pickle
 import signal
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from threading import Event, Thread, Timer
@@ -308,6 +309,15 @@ def test_torchs_table_can_be_copied_and_stored_meanwhile() -> None:
 
 def hook_of_a_module(*_: Any) -> None:
     """Can be stored by its name."""
+
+
+def test_a_table_that_the_program_has_put_aside_is_put_right_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = torchs._global_forward_hooks
+    with HooksAside().holding(noting([], "mine")):
+        monkeypatch.setattr(torchs, "_global_forward_hooks", OrderedDict())
+    monkeypatch.undo()
+    assert torchs._global_forward_hooks is table and not vars(table)
+    assert not table
 
 
 def test_dynamo_finds_torchs_table_as_it_is() -> None:
