@@ -121,6 +121,7 @@ def watching_dynamo(
 
 
 _RUNNING = "_CompilationCallbackHandler__pending_callbacks_counter"  # how many compilations run
+_PATIENCE_S = 1.0  # torch holds the lock while callbacks run
 
 
 class _Callbacks:
@@ -138,10 +139,16 @@ class _Callbacks:
 
     def register(self, handler: Any) -> None:
         self._handler = handler
-        handler.register_start_callback(self._begins)
-        handler.register_end_callback(self._ends)
-        if getattr(handler, _RUNNING, 0):  # another thread compiles already
-            self._compiling(True)
+        lock = getattr(handler, f"{_RUNNING}_lock", None)
+        held = lock is not None and lock.acquire(timeout=_PATIENCE_S)  # else it might end before its begin is told
+        try:
+            handler.register_start_callback(self._begins)
+            handler.register_end_callback(self._ends)
+            if held and getattr(handler, _RUNNING, 0):  # another thread compiles already
+                self._compiling(True)
+        finally:
+            if lock is not None and held:
+                lock.release()
 
     def again(self) -> None:
         """Register them where the program has cleared the lists."""
