@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -78,6 +79,12 @@ def make_finding(
         predicted_high_ns=max(gain.high, 0) or None,
         cost_ns=cost_ns or None,
     )
+
+
+def script_of(case: Case) -> str:
+    """The program as a command line names it: the script that was measured, or a stand-in where it was none."""
+    about = case.run.workload
+    return shlex.quote(about.target) if about.mode == "script" and about.target.endswith(".py") else "train.py"
 
 
 def several(number: int, thing: str) -> str:

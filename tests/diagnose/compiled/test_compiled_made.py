@@ -435,3 +435,18 @@ def test_a_guard_is_told_as_it_is() -> None:
 
     facts = compiling.compile_facts(Log(), GraphWatch())  # type: ignore[arg-type]
     assert facts["again"][0]["reason"] == "tag == 'run # 2'"
+
+
+@pytest.mark.parametrize(
+    ("target", "mode", "named"),
+    [
+        ("tools/my train.py", "script", "'tools/my train.py'"),
+        ("model.py:workload", "model", "train.py"),
+        ("", "loop", "train.py"),
+    ],
+)
+def test_what_to_run_names_the_script(target: str, mode: Any, named: str) -> None:
+    case = made_case(device="cpu", compiled={"again": (), "breaks": [branch_at("model.py:9")]})
+    about = replace(case.run.workload, target=target, mode=mode)
+    (finding,) = RULES["graph-break"].find(replace(case, run=replace(case.run, workload=about)))
+    assert finding.code == f"TORCH_LOGS=graph_breaks python {named}"

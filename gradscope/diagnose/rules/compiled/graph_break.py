@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 from gradscope.diagnose.case import Case, Rule, first, share
 from gradscope.diagnose.compiled import facts_of
-from gradscope.diagnose.findings import is_of_a_library, make_finding, of_step, several
+from gradscope.diagnose.findings import is_of_a_library, make_finding, of_step, script_of, several
 from gradscope.tables import Finding
 
 # Rows that torch writes around what compiled code runs, by how their names begin.
@@ -93,7 +93,7 @@ def find(case: Case) -> Iterator[Finding]:
                 if is_of_a_library(places[0])
                 else "Take it out of the compiled code, or write it in tensor operations; torch explains each break."
             ),
-            code="TORCH_LOGS=graph_breaks python train.py",
+            code=f"TORCH_LOGS=graph_breaks python {script_of(case)}",
             cost_ns=regions.ns,
         )
 

@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from gradscope import ops
 from gradscope.diagnose.case import Case, Rule, first, share
 from gradscope.diagnose.compiled import facts_of
-from gradscope.diagnose.findings import make_finding, of_step
+from gradscope.diagnose.findings import make_finding, of_step, script_of
 from gradscope.diagnose.worth import slowest_line
 from gradscope.tables import Finding
 
@@ -66,7 +66,7 @@ def find(case: Case) -> Iterator[Finding]:
             if broken
             else "Compile what is around them too, or a function that holds the loss with them."
         ),
-        code="TORCH_LOGS=graph_breaks python train.py"
+        code=f"TORCH_LOGS=graph_breaks python {script_of(case)}"
         if broken
         else "loss_of = torch.compile(lambda x, y: criterion(model(x), y))",
         cost_ns=whole,

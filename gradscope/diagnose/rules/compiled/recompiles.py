@@ -27,7 +27,7 @@ from typing import Any
 
 from gradscope.diagnose.case import Case, Rule
 from gradscope.diagnose.compiled import facts_of
-from gradscope.diagnose.findings import make_finding, several
+from gradscope.diagnose.findings import make_finding, script_of, several
 from gradscope.tables import Finding
 from gradscope.units import ns as time_text
 
@@ -66,7 +66,7 @@ def _finding(case: Case, place: str, function: str, found: Sequence[Mapping[str,
     if stops:
         limit = facts_of(case)["limit"]
         evidence += f"; at {limit} versions (recompile_limit) torch.compile stops, and runs it uncompiled from then on"
-    advice, code = _cure(reason, function, found, 2 * versions if stops else 0)
+    advice, code = _cure(reason, function, found, 2 * versions if stops else 0, script_of(case))
     return make_finding(
         RULE.name,
         case,
@@ -81,9 +81,9 @@ def _finding(case: Case, place: str, function: str, found: Sequence[Mapping[str,
     )
 
 
-def _cure(reason: str, function: str, found: Sequence[Mapping[str, Any]], more: int) -> tuple[str, str]:
+def _cure(reason: str, function: str, found: Sequence[Mapping[str, Any]], more: int, script: str) -> tuple[str, str]:
     """What to do about it, and code for that."""
-    look = "TORCH_LOGS=recompiles python train.py"
+    look = f"TORCH_LOGS=recompiles python {script}"
     if _SIZES.search(reason):
         sizes = Counter(match.groups() for each in found if (match := _ONE_SIZE.search(each["reason"])))
         if max(sizes.values(), default=0) > 1 and more:

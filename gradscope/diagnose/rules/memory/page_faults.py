@@ -24,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gradscope.diagnose.case import Case, Rule, share
-from gradscope.diagnose.findings import Estimate, make_finding, several
+from gradscope.diagnose.findings import Estimate, make_finding, script_of, several
 from gradscope.tables import Finding
 from gradscope.units import count as counted
 from gradscope.units import ns as time_text
@@ -65,7 +65,7 @@ def find(case: Case) -> Iterator[Finding]:
             "TCMalloc, or call mallopt before the first tensor is created; then profile again: other "
             "savings will be smaller."
         ),
-        code="MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=-1 python train.py\n"
+        code=f"MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=-1 python {script_of(case)}\n"
         "libc = ctypes.CDLL(None); libc.mallopt(-4, 0); libc.mallopt(-1, 2**31 - 1)",
     )
 
