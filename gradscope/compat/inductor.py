@@ -106,7 +106,7 @@ class GraphWatch:
         ran = GraphRun(number, tuple(each.data_ptr() for each in parameters), sizes)
         if ran not in self._known:
             self._known[ran] = len(self.runs)
-            self.runs.append(replace(ran, zeros=_zeros(self.graphs[number].inputs, inputs)))
+            self.runs.append(replace(ran, zeros=_zeros(self.graphs[number].inputs, inputs) or ()))
             if self.told is not None and parameters:
                 self.told(parameters)
         else:
@@ -119,26 +119,29 @@ class GraphWatch:
         """A value that another pass uses, or another step, is not unused."""
         ran = self.runs[place]
         if ran.zeros and self._looks[place] < _LOOKS:
-            self._looks[place] += 1
             still = _zeros(self.graphs[ran.graph].inputs, inputs)
-            self.runs[place] = replace(ran, zeros=tuple(name for name in ran.zeros if name in still))
+            if still is not None:
+                self._looks[place] += 1
+                self.runs[place] = replace(ran, zeros=tuple(name for name in ran.zeros if name in still))
 
 
-def _zeros(names: Sequence[str], inputs: Sequence[Any]) -> tuple[str, ...]:
+def _zeros(names: Sequence[str], inputs: Sequence[Any]) -> tuple[str, ...] | None:
     """Gradients that are all zero, of what a graph is run with: of values that it returned and nobody used.
+
+    None where they cannot be looked at now, below a mode of the program's say.
 
     Of plain tensors: another kind's answer might have to come from other ranks. No mode of the program's sees this.
     """
-    found: list[str] = []
     if dispatch_depth():
-        return ()
-    # What cannot be looked at, of a device that records or a value without storage, is left untold: no zeros are named.
+        return None
     with suppress(Exception), torch.no_grad(), torch._C.DisableTorchFunction(), without_rows():
         if not (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()):
-            for name, value in zip(names, inputs, strict=False):
-                if name.startswith(TANGENTS) and type(value) is torch.Tensor and not value.any():
-                    found.append(name)
-    return tuple(found)
+            return tuple(
+                name
+                for name, value in zip(names, inputs, strict=False)
+                if name.startswith(TANGENTS) and type(value) is torch.Tensor and not value.any()
+            )
+    return None  # a device records, or a value has no storage
 
 
 @contextmanager

@@ -88,7 +88,7 @@ _ALLOWED: dict[str, set[str]] = {
         "report",
         "readings",
     },
-    "recording": {*_BASE, "tree", "capture"},
+    "recording": {*_BASE, "process", "tree", "capture"},
     "patching": {
         *_BASE,
         "compat",
