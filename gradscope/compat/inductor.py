@@ -453,7 +453,10 @@ def _size(size: Any, sizes: Mapping[Any, int]) -> int:
     if isinstance(size, int):
         return size
     if sizes:
-        return int(size.node.expr.xreplace(sizes))
+        try:
+            return int(size.node.expr.xreplace(sizes))
+        except (TypeError, ValueError):  # sympy's, of what is no number: a size that is of none of these
+            raise _UnknownSizeError from None
     if not size.node.has_hint():
         raise _UnknownSizeError
     return _seen(size)
@@ -472,7 +475,7 @@ def _flops_at(graph: Any) -> Callable[[Sequence[int]], Mapping[str, int] | None]
         given = {symbol: size for symbol, size in zip(symbols, sizes, strict=True) if symbol is not None}
         try:
             return {name: work(given) for name, work in works.items()}
-        except Exception:  # a size that is of none of these: it is None, FLOPs are not told, and a note says so
+        except _UnknownSizeError:
             return None
 
     return count

@@ -140,3 +140,11 @@ def test_every_cycle_is_an_end_or_passed_over(order: str, cycles: int) -> None:
     finder = CycleFinder(lambda: bool(set(order) - seen))
     ends = [seen.add(name) or finder.advance(ord(name)) for name in order]
     assert finder.passed_over + sum(ends) == cycles
+
+
+def test_an_order_that_does_not_come_back_is_told() -> None:
+    """Optimizers that train in stages, of other lengths: none of their steps ends a training step."""
+    finder = CycleFinder(lambda: False)
+    finder.advance(ord("z"))
+    assert not any(finder.advance(ord(name)) for name in "aaaaabbbbbbbccc")
+    assert finder.unordered == (4, 16)
