@@ -69,9 +69,13 @@ class Grid:
         """Add a line across all columns, below the last row."""
         self.spans.setdefault(len(self.columns[0].cells), []).append(line)
 
+    def kept(self, width: int) -> list[Column]:
+        """The columns that have room in ``width`` cells."""
+        return _fit(self.columns, width)
+
     def lines(self, width: int, glyphs: Glyphs) -> list[Line]:
         """The grid in at most ``width`` cells."""
-        kept = _fit(self.columns, width)
+        kept = self.kept(width)
         widths = _widths(kept, width)
         result: list[Line] = []
         if any(column.header for column in kept):

@@ -85,7 +85,7 @@ def _section(section: Section) -> list[str]:
     body = [part for block in section.blocks for part in _block(block)]
     if not body and section.blocks:
         return []
-    words = "; ".join(filter(None, [section.about, section.bars]))
+    words = "; ".join(filter(None, [section.about, section.bars, *section.legends]))
     about = f' <span style="font-weight:normal;{MUTED}">{text(words, _SENTENCE)}</span>' if words else ""
     return [f'<div style="font-weight:600;margin-top:6px">{text(section.title)}{about}</div>', *body]
 

@@ -53,7 +53,8 @@ def _section(section: Section) -> str:
             blocks.append(text)
     if not blocks and section.blocks:
         return ""
-    return "\n\n".join([f"#### {escape(section.title)}", *([escape(section.about)] if section.about else []), *blocks])
+    about = "; ".join(filter(None, [section.about, *section.legends]))
+    return "\n\n".join([f"#### {escape(section.title)}", *([escape(about)] if about else []), *blocks])
 
 
 def _block(block: Block) -> str:

@@ -47,6 +47,7 @@ class Column:
     least: int | None = None  # may be cut down to this width; None: as wide as its cells, never cut
     most: int | None = None
     cut: Literal["end", "front"] = "end"  # a path is told apart by its end: cut its front
+    legend: str = ""  # what its numbers mean: said with what the section is about, where the column is shown
 
     @property
     def title(self) -> str:
@@ -73,6 +74,11 @@ class Table:
 
     columns: tuple[Column, ...]
     rows: tuple[Row, ...]
+
+    @property
+    def legends(self) -> list[str]:
+        """What the columns' numbers mean, of those that say it."""
+        return [column.legend for column in self.columns if column.legend]
 
     def __post_init__(self) -> None:
         width = len(self.columns)
@@ -171,6 +177,11 @@ class Section:
     about: str
     blocks: tuple[Block, ...] = ()
     bars: str = ""  # what bars mean: said with what it is about, where they are drawn
+
+    @property
+    def legends(self) -> list[str]:
+        """What its tables' columns mean, where all of them are shown."""
+        return [legend for block in self.blocks if isinstance(block, Table) for legend in block.legends]
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ def to_record(document: Document) -> list[dict[str, Any]]:
         {
             "key": section.key,
             "title": section.title,
-            "about": section.about,
+            "about": "; ".join(filter(None, [section.about, *section.legends])),
             "blocks": [part for block in section.blocks for part in _block(block)],
         }
         for section in document.sections

@@ -123,7 +123,10 @@ def _section_lines(section: Section, width: int, marks: Glyphs) -> list[Line]:
     if not body and section.blocks:  # a chart without room, say
         return []
     has_bars = any(style in ("own", "below") for line in body for _, style in line)
-    about = [section.about, section.bars if has_bars else ""]
+    legends = [
+        legend for block in section.blocks if isinstance(block, Table) for legend in _legends(block, width, marks)
+    ]
+    about = [section.about, section.bars if has_bars else "", *legends]
     return [*_titled(section.title, "; ".join(filter(None, about)), width, marks), *body]
 
 
@@ -159,7 +162,21 @@ def _pairs(block: KeyValues, width: int, marks: Glyphs) -> list[Line]:
     return [line for name, text in block.rows for line in wrapped(text, width, marks, first=name.ljust(pad))]
 
 
+def _legends(table: Table, width: int, marks: Glyphs) -> list[str]:
+    """What the columns mean that have room."""
+    if not table.legends:
+        return []
+    grid = _grid(table, width, marks)
+    kept = [id(column) for column in grid.kept(width)]
+    shown = zip(table.columns, grid.columns, strict=True)
+    return [column.legend for column, drawn in shown if column.legend and id(drawn) in kept]
+
+
 def _table_lines(table: Table, width: int, marks: Glyphs) -> list[Line]:
+    return _grid(table, width, marks).lines(width, marks)
+
+
+def _grid(table: Table, width: int, marks: Glyphs) -> Grid:
     grid = Grid(
         [
             GridColumn(marks.text(each.title), each.align, each.drop, each.least, each.cut, each.most)
@@ -171,7 +188,7 @@ def _table_lines(table: Table, width: int, marks: Glyphs) -> list[Line]:
         grid.row(*cells, *([] for _ in range(len(table.columns) - len(cells))))
         for line in _note_lines(row, width, marks):
             grid.span(line)
-    return grid.lines(width, marks)
+    return grid
 
 
 def _cell(cell: Cell | Bar, marks: Glyphs) -> GridCell:

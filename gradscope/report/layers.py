@@ -19,6 +19,7 @@ _SHARE = {
     "forward": "share of the forward pass",
     SAVED_MEMORY: "share of what is saved for backward",
 }
+_ESTIMATED = Column("estimated", "est.", drop=2, legend="est.: split from kernels of several layers")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +62,6 @@ def layers_section(view: View) -> Section:
         rest = units.size(tree.rest) if tree.metric == SAVED_MEMORY else view.scale.text(tree.rest)
         rows.append(_rest_row("outside the layers", tree.rest_share, [rest]))
     bars = "solid: itself, light: layers below it"
-    if any(column.key == "estimated" for column in columns):
-        bars += "; est.: split from kernels of several layers"
     return Section("layers", "Layers", _SHARE[tree.metric], (Table(columns, tuple(rows)),), bars)
 
 
@@ -109,11 +108,7 @@ def _numbers(tree: Tree, scale: units.TimeScale) -> list[_Number]:
         _number(time, *alone, alone=True),
         totals[1],
         _number(units.ratio, "ratio", "bwd:fwd", 3, "ratio"),
-        *(
-            [_Number(Column("estimated", "est.", drop=4), lambda it: units.percent(it, 0), attrgetter("estimated"))]
-            if top.estimated_ns
-            else ()
-        ),
+        *([_Number(_ESTIMATED, lambda it: units.percent(it, 0), attrgetter("estimated"))] if top.estimated_ns else ()),
         *_present(top, time, ("communication_ns", "comm", 4), ("overlapped_ns", "hidden", 6)),
         *_present(top, time, ("hook_ns", "hooks", 5), ("recompute_ns", "recompute", 5)),
         *_present(top, time, ("device_ns", "device", 1), ("launch_ns", "launch", 5)),

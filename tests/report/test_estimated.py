@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from gradscope.compare.build import compare
+from gradscope.document.terminal import to_text
 from gradscope.report.report import Report
 from gradscope.tables import RunData
 from tests.report_fixtures import RunBuilder
@@ -27,9 +28,18 @@ def test_the_column_is_there_where_there_is_something_in_it(show: Callable[[Repo
     assert not any(" est. " in show(Report(without)) for without in (run(None), run(0)))
 
 
-def test_the_terminal_says_what_it_means() -> None:
-    assert "est.: split from kernels of several layers" in " ".join(str(Report(run(500_000))).split())
-    assert "est.:" not in str(Report(run(0)))
+@pytest.mark.parametrize("show", [str, Report.to_markdown, Report._repr_html_])
+def test_every_output_says_what_it_means(show: Callable[[Report], str]) -> None:
+    assert "est.: split from kernels of several layers" in " ".join(show(Report(run(500_000))).split())
+    assert "est.:" not in show(Report(run(0)))
+
+
+def test_what_it_means_is_said_where_the_column_has_room() -> None:
+    document = Report(run(500_000)).document()
+    words = {width: to_text(document, width).split() for width in (24, 28, 32, 36, 40, 60, 80, 140)}
+    shown = {width for width, found in words.items() if "est." in found}
+    assert {80, 140} <= shown < set(words)
+    assert {width for width, found in words.items() if "est.:" in found} == shown
 
 
 def test_two_runs_of_which_one_is_estimated() -> None:
