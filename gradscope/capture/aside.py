@@ -9,6 +9,7 @@ rest of it without a word.
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -24,11 +25,13 @@ class _Held(NamedTuple):
 
 
 class _Here:
-    """What is so in one thread."""
+    """What is so in one thread, for as long as that runs.
 
-    def __init__(self) -> None:
-        self.thread = threading.current_thread()
-        self.dynamo = False  # a compiled function was entered
+    No ``Thread``: of a thread that was not started by ``threading`` asking for it would leave one for good.
+    """
+
+    def __init__(self, dynamo: bool) -> None:
+        self.dynamo = dynamo  # a compiled function was entered
         self.inside = 0  # of graphs that run, and compilations
         self.held: list[_Held] = []
 
@@ -39,7 +42,7 @@ class _Here:
 
 class _On(NamedTuple):
     mode: Any
-    thread: threading.Thread
+    here: weakref.ref[_Here]  # dead once its thread has ended
 
 
 class Aside:
@@ -52,8 +55,9 @@ class Aside:
     def __init__(self, own: Callable[[Any], bool]) -> None:
         self._own = own
         self._threads = threading.local()
+        self._entered: set[int] = set()  # threads that were in a compiled function before they were looked at
         self._on: list[_On] = []  # what was entered and not left, of all threads
-        self._compiling: list[_Here] = []  # where a compilation has begun that has not ended
+        self._compiling: list[weakref.ref[_Here]] = []  # where a compilation has begun that has not ended
         self._closed = False
 
     @property
@@ -61,7 +65,9 @@ class Aside:
         try:
             here: _Here = self._threads.here
         except AttributeError:
-            here = self._threads.here = _Here()
+            thread = threading.get_ident()
+            here = self._threads.here = _Here(thread in self._entered)
+            self._entered.discard(thread)
         return here
 
     def is_aside(self) -> bool:
@@ -71,7 +77,7 @@ class Aside:
     def enter(self, mode: Any) -> None:
         """Put ``mode`` on its stack, in compiled code once that has ended."""
         here = self._here
-        self._on.append(_On(mode, here.thread))
+        self._on.append(_On(mode, weakref.ref(here)))
         if here.off:
             here.held.append(_Held(mode, None))
         else:
@@ -91,8 +97,11 @@ class Aside:
     def _forget(self, mode: Any) -> None:
         self._on = [each for each in self._on if each.mode is not mode]
 
-    def follow(self, entered: bool) -> None:
-        """A compiled function is entered, or has been left."""
+    def follow(self, entered: bool, thread: int) -> None:
+        """A compiled function is entered, or has been left, by this thread; another one is told of once, in advance."""
+        if thread != threading.get_ident():
+            (self._entered.add if entered else self._entered.discard)(thread)
+            return
         here = self._here
         here.dynamo = entered
         self._turn(here)
@@ -100,7 +109,7 @@ class Aside:
     def close(self) -> bool:
         """Put on no mode any more. False where another thread has one on, until that is followed again, or ends."""
         self._closed = True
-        return not any(each.thread.is_alive() for each in self._on)
+        return not any(each.here() for each in self._on)
 
     @contextmanager
     def inside(self) -> Iterator[None]:
@@ -117,11 +126,11 @@ class Aside:
         It counts over all threads: the first tells that it begins, and another one may tell that it has ended.
         """
         if begins:
-            self._compiling.append(self._here)
+            self._compiling.append(weakref.ref(self._here))
             self.begin()
             return
         began, self._compiling = self._compiling, []
-        for here in began:
+        for here in filter(None, (each() for each in began)):
             here.inside = max(here.inside - 1, 0)
             if here is self._here:  # else its own thread does that, when it leaves the compiled function
                 self._turn(here)

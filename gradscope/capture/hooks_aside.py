@@ -14,6 +14,7 @@ through, so that they may go at any time; and they come once nobody goes through
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import time
 import weakref
@@ -39,7 +40,7 @@ class HooksAside:
 
     def __init__(self) -> None:
         self._hooks: list[_Hook] = []
-        self._inside: set[threading.Thread] = set()
+        self._inside: set[int] = set()  # threads, by their ident
         self._lock = threading.RLock()  # a signal may come while it is held
         self._compiles = False
         self._entered = False  # any thread has entered compiled code
@@ -66,11 +67,11 @@ class HooksAside:
                 if not self._hooks:
                     keep_hooks_steady(False)
 
-    def follow(self, entered: bool) -> None:
-        """A compiled function is entered by this thread, or has been left."""
+    def follow(self, entered: bool, thread: int) -> None:
+        """A compiled function is entered by the thread of that ident, or has been left."""
         with self._lock:
             self._entered = True
-            (self._inside.add if entered else self._inside.discard)(threading.current_thread())
+            (self._inside.add if entered else self._inside.discard)(thread)
             self._turn()
 
     def compiling(self, begins: bool) -> None:
@@ -91,7 +92,7 @@ class HooksAside:
         self._guarded = True
 
     def _turn(self) -> None:
-        self._inside = {each for each in self._inside if each.is_alive()}
+        self._inside.intersection_update(sys._current_frames())  # the others have ended
         if self._inside and self._hooks and self._guarded is None and not self._compiles:
             self._guarded = self._is_guarded()
         if not self._may_be_in():

@@ -321,7 +321,7 @@ class Session:
 
     def _is_another_threads(self) -> bool:
         """Check that Inductor's settings are those of another thread: torch keeps them thread by thread."""
-        return self._thread is not threading.current_thread() and self._thread.is_alive()
+        return self._thread.ident != threading.get_ident() and self._thread.is_alive()
 
     def _fits(self, phase: Phase) -> bool:
         with self.run.guard.over(phase.name):
@@ -384,12 +384,12 @@ class Session:
         if not self._closed:
             self._progress.busy("compiling" if begins else "")
 
-    def _follow(self, entered: bool) -> None:
+    def _follow(self, entered: bool, thread: int) -> None:
         try:
             if entered:
                 self._watch_again()
-            self.run.aside.follow(entered)
-            self.run.hooks_aside.follow(entered)
+            self.run.aside.follow(entered, thread)
+            self.run.hooks_aside.follow(entered, thread)
             if self._closed and self.run.aside.close() and not self._is_another_threads():
                 self._watching_compiler.close()  # another thread has closed the session
         except Exception as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from threading import get_ident
 from typing import Any
 
 import pytest
@@ -60,8 +61,8 @@ def test_what_is_called_while_something_is_compiled_changes_nothing(aside: Aside
     mode = ours[0]
     aside.enter(mode)
     aside.begin()
-    aside.follow(True)
-    aside.follow(False)
+    aside.follow(True, get_ident())
+    aside.follow(False, get_ident())
     assert not function_modes()
     aside.end()
     assert function_modes() == [mode] and aside.leave(mode)
@@ -92,12 +93,12 @@ def test_a_phase_may_begin_and_end_inside_of_compiled_code(aside: Aside, ours: l
     """A compiled training step steps its optimizer, where steps end."""
     first, dispatch, second = ours
     aside.enter(first)
-    aside.follow(True)
+    aside.follow(True, get_ident())
     assert aside.leave(first)
     aside.enter(dispatch)
     aside.enter(second)
     assert not function_modes() and not dispatch_modes()
-    aside.follow(False)
+    aside.follow(False, get_ident())
     assert function_modes() == [second] and dispatch_modes() == [dispatch]
     assert aside.leave(second) and aside.leave(dispatch) and not aside.leave(first)
     assert not function_modes() and not dispatch_modes()
@@ -116,12 +117,52 @@ def test_compiled_code_of_another_thread_is_its_own(aside: Aside, ours: list[Any
     found: list[Any] = []
 
     def other() -> None:
-        aside.follow(True)
+        aside.follow(True, get_ident())
         found.append(aside.leave(mode))
-        aside.follow(False)
+        aside.follow(False, get_ident())
         found.append(function_modes())
 
     thread = threading.Thread(target=other)
     thread.start()
     thread.join()
     assert found == [False, []] and function_modes() == [mode] and aside.leave(mode)
+
+
+def in_thread(run: Any) -> None:
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+
+
+def test_a_thread_that_is_told_to_be_in_compiled_code_puts_on_nothing(aside: Aside, ours: list[Any]) -> None:
+    told, over = threading.Event(), threading.Event()
+    found: list[Any] = []
+
+    def other() -> None:
+        assert told.wait(60)
+        aside.enter(ours[0])
+        found.append(function_modes())
+        aside.follow(False, get_ident())
+        found.append(function_modes())
+        over.set()
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    assert thread.ident
+    aside.follow(True, thread.ident)
+    told.set()
+    thread.join()
+    assert over.is_set() and found == [[], [ours[0]]]
+
+
+def test_what_a_thread_had_on_is_gone_with_it(aside: Aside, ours: list[Any]) -> None:
+    """Whichever thread has its ident then."""
+    in_thread(lambda: aside.enter(ours[0]))
+    over = threading.Event()
+    others = [threading.Thread(target=over.wait, args=(60,)) for _ in range(4)]
+    for each in others:
+        each.start()
+    assert aside.close()
+    over.set()
+    for each in others:
+        each.join()

@@ -9,7 +9,7 @@ import signal
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from threading import Event, Thread, Timer
+from threading import Event, Thread, Timer, get_ident
 from typing import Any
 
 import pytest
@@ -60,12 +60,12 @@ def test_hooks_are_gone_while_compiled_code_is_entered_and_back_behind_it(users:
     mine = noting(calls, "mine")
     with aside.holding(mine):
         users("behind")
-        aside.follow(True)
+        aside.follow(True, get_ident())
         run()
         assert calls == ["before", "behind"]
         assert not torchs._global_forward_hooks_always_called
-        aside.follow(True)  # told twice
-        aside.follow(False)
+        aside.follow(True, get_ident())  # told twice
+        aside.follow(False, get_ident())
         calls.clear()
         run()
         assert sorted(calls) == ["before", "behind", "mine"]
@@ -80,10 +80,10 @@ def test_a_program_that_adds_and_removes_hooks_meanwhile_has_those(users: Any, c
     first = users("first")
     mine = noting(calls, "mine")
     with aside.holding(mine):
-        aside.follow(True)
+        aside.follow(True, get_ident())
         first.remove()
         users("new")
-        aside.follow(False)
+        aside.follow(False, get_ident())
         run()
         assert sorted(calls) == ["mine", "new"]
 
@@ -92,8 +92,8 @@ def test_what_ends_inside_is_not_put_back(calls: list[str]) -> None:
     aside = HooksAside()
     mine = noting(calls, "mine")
     with aside.holding(mine):
-        aside.follow(True)
-    aside.follow(False)
+        aside.follow(True, get_ident())
+    aside.follow(False, get_ident())
     run()
     assert calls == [] and not torchs._global_forward_hooks
 
@@ -105,20 +105,20 @@ def test_another_thread_that_is_still_inside_keeps_them_away(calls: list[str]) -
         inside, ends = Event(), Event()
 
         def enters() -> None:
-            aside.follow(True)
+            aside.follow(True, get_ident())
             inside.set()
             ends.wait(10)
 
         other = Thread(target=enters)
         other.start()
         inside.wait(10)
-        aside.follow(True)
-        aside.follow(False)
+        aside.follow(True, get_ident())
+        aside.follow(False, get_ident())
         run()
         assert calls == []
         ends.set()  # without a word that it has left
         other.join()
-        aside.follow(False)
+        aside.follow(False, get_ident())
         run()
         assert calls == ["mine"]
 
@@ -128,12 +128,12 @@ def test_hooks_of_the_next_phase_are_away_too_while_a_thread_is_inside(calls: li
     aside = HooksAside()
     first = noting(calls, "first")
     with aside.holding(first):
-        aside.follow(True)
+        aside.follow(True, get_ident())
     second = noting(calls, "second")
     with aside.holding(second):
         run()
         assert calls == []
-        aside.follow(False)
+        aside.follow(False, get_ident())
         run()
         assert calls == ["second"]
 
@@ -143,7 +143,7 @@ def test_nothing_moves_where_dynamo_does_not_look(monkeypatch: pytest.MonkeyPatc
     aside = HooksAside()
     mine = noting(calls, "mine")
     with aside.holding(mine):
-        aside.follow(True)
+        aside.follow(True, get_ident())
         run()
     assert calls == ["mine"]
 
@@ -164,8 +164,8 @@ def test_a_child_forked_while_another_thread_enters_compiled_code_takes_the_hook
         child = os.fork()
         if not child:
             signal.alarm(20)  # else the child would stay where it hangs
-            aside.follow(True)
-            aside.follow(False)
+            aside.follow(True, get_ident())
+            aside.follow(False, get_ident())
             os._exit(0)
         free.set()
         thread.join()
@@ -180,9 +180,9 @@ def test_hooks_of_the_programs_make_dynamo_guard_ours(monkeypatch: pytest.Monkey
     def is_aside() -> bool:
         aside = HooksAside()
         with aside.holding(lambda: torchs.register_module_forward_pre_hook(lambda *_: None)):
-            aside.follow(True)
+            aside.follow(True, get_ident())
             found = not torchs._global_forward_pre_hooks
-            aside.follow(False)
+            aside.follow(False, get_ident())
         return found
 
     assert not is_aside()
@@ -220,9 +220,9 @@ def test_hooks_are_gone_while_anything_is_compiled_and_may_be_removed_meanwhile(
 def test_what_the_program_puts_in_the_place_of_a_hook_of_its_own_stays(users: Any, calls: list[str]) -> None:
     aside, own = HooksAside(), users("old")
     with aside.holding(noting(calls, "mine")):
-        aside.follow(True)
+        aside.follow(True, get_ident())
         torchs._global_forward_hooks[own.id] = lambda *_: calls.append("new")
-        aside.follow(False)
+        aside.follow(False, get_ident())
         run()
     assert sorted(calls) == ["mine", "new"]
 
@@ -256,9 +256,9 @@ def test_hooks_may_go_while_torch_goes_through_them(where: Any, calls: list[str]
 
     def turn() -> None:
         calls.append("always")
-        aside.follow(True)
+        aside.follow(True, get_ident())
         assert len(torchs._global_forward_hooks) == 2
-        aside.follow(False)
+        aside.follow(False, get_ident())
 
     with aside.holding(noting(calls, "mine")):
         raising(calls, lambda: where(turn))
@@ -329,9 +329,9 @@ def test_dynamo_finds_torchs_table_as_it_is() -> None:
         assert not vars(torchs._global_forward_hooks)
         aside.compiling(False)
         assert vars(torchs._global_forward_hooks)
-        aside.follow(True)
+        aside.follow(True, get_ident())
         assert not vars(torchs._global_forward_hooks)
-        aside.follow(False)
+        aside.follow(False, get_ident())
         assert vars(torchs._global_forward_hooks)
     assert not vars(torchs._global_forward_hooks)
 
@@ -347,9 +347,9 @@ def test_a_program_that_trains_while_an_error_is_handled(calls: list[str]) -> No
             assert not torchs._global_forward_hooks
             aside.compiling(False)
             assert torchs._global_forward_hooks
-            aside.follow(True)
+            aside.follow(True, get_ident())
             assert not torchs._global_forward_hooks
-            aside.follow(False)
+            aside.follow(False, get_ident())
             run()
     assert calls == ["mine"]
 
@@ -362,15 +362,15 @@ def test_a_module_that_gets_its_hook_within_a_phase_is_seen_when_it_was_compiled
     monkeypatch.setattr(hooks_aside, "all_modules", lambda: [layer])
     aside = HooksAside()
     with aside.holding(noting(calls, "mine")):
-        aside.follow(True)
+        aside.follow(True, get_ident())
         assert torchs._global_forward_hooks
-        aside.follow(False)
+        aside.follow(False, get_ident())
         layer.register_forward_hook(lambda *_: None)
-        aside.follow(True)
+        aside.follow(True, get_ident())
         aside.compiling(True)
         aside.compiling(False)
         assert not torchs._global_forward_hooks
-        aside.follow(False)
+        aside.follow(False, get_ident())
         assert torchs._global_forward_hooks
 
 
@@ -388,11 +388,11 @@ def test_hooks_are_never_in_the_tables_while_another_thread_compiles(calls: list
         thread = Thread(target=look)
         thread.start()
         for _ in range(2000):
-            aside.follow(True)
-            aside.follow(False)
+            aside.follow(True, get_ident())
+            aside.follow(False, get_ident())
         with aside.holding(noting(calls, "next")):
-            aside.follow(True)
-            aside.follow(False)
+            aside.follow(True, get_ident())
+            aside.follow(False, get_ident())
         ends.set()
         thread.join()
         assert seen and not any(seen)
@@ -406,11 +406,11 @@ def test_hooks_that_dynamo_was_seen_to_guard_are_aside_from_then_on(
     monkeypatch.setattr(hooks_aside, "all_modules", list)
     aside = HooksAside()
     with aside.holding(noting(calls, "mine")):
-        aside.follow(True)
+        aside.follow(True, get_ident())
         assert torchs._global_forward_hooks
         aside.are_read()
         aside.compiling(True)
         aside.compiling(False)
         assert not torchs._global_forward_hooks
-        aside.follow(False)
+        aside.follow(False, get_ident())
         assert torchs._global_forward_hooks

@@ -1,10 +1,16 @@
-"""Another thread compiles something when a measurement begins."""
+"""Another thread compiles something, or is in compiled code, when a measurement begins."""
 
 from __future__ import annotations
 
+import _thread
+import threading
+from contextlib import nullcontext
+from threading import Event, Thread, get_ident
+
 import pytest
 
-from gradscope.compat import watching_dynamo
+import gradscope
+from gradscope.compat import following_dynamo, watching_dynamo
 
 # Loading Dynamo warns of its own use of TorchScript.
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script_method`:DeprecationWarning")
@@ -33,3 +39,59 @@ def test_where_nothing_is_compiled_nothing_is_told() -> None:
         with callback_handler.install_callbacks(CallbackTrigger.DYNAMO, "0/0"):
             assert told == [True]
     assert told == [True, False]
+
+
+def test_a_thread_that_is_in_compiled_code_already_is_told_of_until_it_has_left_it() -> None:
+    import torch
+
+    inside, go_on = Event(), Event()
+
+    @torch._dynamo.disable
+    def wait() -> None:
+        inside.set()
+        assert go_on.wait(60)
+
+    @torch.compile(backend="eager")
+    def inner(x: torch.Tensor) -> torch.Tensor:
+        wait()
+        return x + 1
+
+    @torch.compile(backend="eager")
+    def outer(x: torch.Tensor) -> torch.Tensor:
+        return inner(x * 2) * 3
+
+    told: list[tuple[bool, int]] = []
+    thread = Thread(target=outer, args=(torch.ones(2),))
+    thread.start()
+    assert inside.wait(60)
+    with following_dynamo(lambda *entered: told.append(entered), nullcontext, pytest.fail):
+        assert told == [(True, thread.ident)]
+        go_on.set()
+        thread.join()
+        assert set(told[1:-1]) <= {(True, thread.ident)} and told[-1] == (False, thread.ident)
+        told.clear()
+        outer(torch.ones(2))
+        assert told == [(True, get_ident()), (False, get_ident())]
+
+
+def test_of_threads_that_threading_did_not_start_none_is_left() -> None:
+    import torch
+
+    over = Event()
+    run = torch.compile(lambda x: x + 1, backend="eager")
+    run(torch.ones(2))  # torch logs what it compiles, and the log asks for the thread
+
+    def other() -> None:
+        run(torch.ones(2))
+        over.set()
+
+    net = torch.nn.Linear(2, 2)
+    before = threading.enumerate()
+    with gradscope.profiling(net, steps=2, warmup=1) as prof:
+        _thread.start_new_thread(other, ())
+        assert over.wait(60)
+        while not prof.step():
+            net(torch.ones(2)).sum().backward()
+    assert [each for each in threading.enumerate() if type(each).__name__ == "_DummyThread"] == [
+        each for each in before if type(each).__name__ == "_DummyThread"
+    ]

@@ -21,7 +21,7 @@ from gradscope.compat.imports import once_imported
 
 @contextmanager
 def following_dynamo(
-    follow: Callable[[bool], None],
+    follow: Callable[[bool, int], None],
     ahead: Callable[[], AbstractContextManager[None]],
     failed: Callable[[Exception], None],
 ) -> Iterator[None]:
@@ -30,7 +30,8 @@ def following_dynamo(
     Also of functions in there that Dynamo leaves alone nothing is told: it goes on looking once these have returned.
 
     Args:
-        follow: called with True before, and with False behind it.
+        follow: called with True before, and with False behind it, and the ident of the thread; at first of each thread
+            that is in one already.
         ahead: made around each call of what was compiled ahead of time, which looks at its guards itself.
         failed: as of :func:`watching_dynamo`.
     """
@@ -69,7 +70,7 @@ class _Outermost(threading.local):
 
 
 @contextmanager
-def _following(frames: Any, follow: Callable[[bool], None]) -> Iterator[None]:
+def _following(frames: Any, follow: Callable[[bool, int], None]) -> Iterator[None]:
     """What torch.compile makes of a function calls ``set_eval_frame`` first of all.
 
     It calls ``_maybe_set_eval_frame`` in front of the function and last of all, wherever it returns.
@@ -90,6 +91,7 @@ def _following(frames: Any, follow: Callable[[bool], None]) -> Iterator[None]:
     for name, function in ours.items():
         keep_frame_eager(function)  # with what it calls, the callback would be put back that it sets
         setattr(frames, name, function)
+    calls.look_at_others()
     try:
         yield
     finally:
@@ -101,7 +103,7 @@ def _following(frames: Any, follow: Callable[[bool], None]) -> Iterator[None]:
 class _Calls:
     """Tells of the outermost compiled function that each thread is in."""
 
-    def __init__(self, frames: Any, follow: Callable[[bool], None]) -> None:
+    def __init__(self, frames: Any, follow: Callable[[bool, int], None]) -> None:
         self._follow = follow
         self._wrappers = wrappers_of(frames)
         self._here = _Outermost()
@@ -109,12 +111,29 @@ class _Calls:
     def look(self, frame: FrameType | None) -> None:
         """Find the compiled function that this thread was in before anything was followed."""
         self._here.known = True
+        self._here.frame = self._outermost(frame)
+        if self._here.frame:
+            self._follow(True, threading.get_ident())
+
+    def look_at_others(self) -> None:
+        """Find the threads that were in one: each looks at itself when it enters another, or has left it."""
+        here = threading.get_ident()
+        inside = {thread: self._outermost(frame) for thread, frame in sys._current_frames().items() if thread != here}
+        for thread, outermost in inside.items():
+            if outermost:
+                self._follow(True, thread)
+                # It may have told of itself that it has left it before that.
+                if self._outermost(sys._current_frames().get(thread)) != outermost:
+                    self._follow(False, thread)
+
+    def _outermost(self, frame: FrameType | None) -> int:
+        """The id of the outermost frame around a compiled function, from ``frame`` on; 0 for none."""
+        found = 0
         while frame is not None:
             if id(frame.f_code) in self._wrappers:
-                self._here.frame = id(frame)
+                found = id(frame)
             frame = frame.f_back
-        if self._here.frame:
-            self._follow(True)
+        return found
 
     def opens(self, frame: FrameType) -> None:
         """``frame`` has called ``set_eval_frame``."""
@@ -127,13 +146,15 @@ class _Calls:
         outermost = here.frame in (0, id(frame)) or not _is_below(frame, here.frame)
         if outermost and not is_forced_eager() and not is_switched_off():
             here.frame = id(frame)
-            self._follow(True)
+            self._follow(True, threading.get_ident())
 
     def closes(self, frame: FrameType) -> None:
         """``frame`` has called ``_maybe_set_eval_frame``."""
+        if not self._here.known:
+            self.look(frame)
         if self._here.frame == id(frame) and frame.f_lasti not in self._wrappers[id(frame.f_code)].calls:
             self._here.frame = 0
-            self._follow(False)
+            self._follow(False, threading.get_ident())
 
 
 @contextmanager
@@ -175,6 +196,7 @@ for _each in (
     _Calls.opens,
     _Calls.closes,
     _Calls.look,
+    _Calls._outermost,
 ):
     keep_eager(_each)
 
