@@ -126,7 +126,8 @@ def verdict(data: FixData) -> str:
     """The whole in one sentence."""
     count, kept = len(data.sites), len(data.kept)
     if not count:
-        return "No recipe matches this model."
+        met = IN_A_FUNCTION not in data.notes
+        return "No recipe matches this model." if met else "No model was met, so no recipe was looked for."
     sites = _call_sites(count)
     if data.dry_run:
         found = sum(site.status == "found" for site in data.sites)

@@ -52,6 +52,7 @@ def test_a_script_that_compiles_a_function_around_its_model(folder: Path, gains:
     ran = run("fix", "train.py", *FAST, "--curve-steps", "3")
     assert ran.code == 0, ran.err
     assert any(note.startswith("no model was met") for note in load_fix("gradscope-train-fix.json").notes)
+    assert "No model was met" in ran.out and "No recipe matches" not in ran.out
 
 
 @pytest.mark.usefixtures("here")
