@@ -9,6 +9,7 @@ from gradscope.attribute.rows import BoolColumn, Category, Rows, Steps
 from gradscope.tables import EventTable, IntColumn, RowKind
 
 _LOADING = "enumerate(DataLoader)#"
+_LOOKUP = "TorchDynamo Cache Lookup"
 
 
 def adopt_outside_ops(table: EventTable, rows: Rows, steps: Steps) -> Rows:
@@ -58,13 +59,24 @@ def _is_behind_passes(table: EventTable, rows: Rows, asked: BoolColumn, step: In
     passed = (place >= 0) & (step[last] == step[places]) & (table.kind[last] != RowKind.CALL)
     passed &= table.end_ns[last] <= table.start_ns[places]
     found[places] = passed & ~_makes_nodes(table, _outermost(table, asked)[places])
+    _follow_lookups(table, found, places)
     return found
+
+
+def _follow_lookups(table: EventTable, found: BoolColumn, places: IntColumn) -> None:
+    """Where Dynamo looks for compiled code is found to be what that code is, which comes next in its thread."""
+    lookups = [number for number, name in enumerate(table.names) if name.startswith(_LOOKUP)]
+    for row in places[found[places] & np.isin(table.name[places], lookups)].tolist():
+        mine = places[(table.thread[places] == table.thread[row]) & (table.start_ns[places] >= table.end_ns[row])]
+        if len(mine):
+            found[row] = found[mine[np.argmin(table.start_ns[mine])]]
 
 
 def _makes_nodes(table: EventTable, asked: IntColumn) -> BoolColumn:
     """Check of each of these rows that the next operation of its thread sees another number for the next node.
 
     Where gradients may be asked for each operation's row has the number that is next, whether it makes a node or not.
+    One that has none itself, a compiled region say, begins with that of the first inside.
     """
     found = np.zeros(len(asked), bool)
     unknown = not (table.kind == RowKind.CALL).any()  # of the last: where modules are seen, it is more likely none
@@ -72,20 +84,28 @@ def _makes_nodes(table: EventTable, asked: IntColumn) -> BoolColumn:
     for thread in np.unique(table.thread[asked]).tolist():
         mine = table.thread[asked] == thread
         seen = np.flatnonzero(sees & (table.thread == thread))
-        place = np.searchsorted(table.start_ns[seen], table.end_ns[asked[mine]], side="left")
-        known = place < len(seen)
-        number = table.sequence[asked[mine]]
-        moved = np.full(len(place), unknown)
-        moved[known] = table.sequence[seen[place[known]]] > number[known]
-        found[mine] = moved & (number >= 0)
+        first, behind = (
+            np.searchsorted(table.start_ns[seen], edges[asked[mine]], side="left")
+            for edges in (table.start_ns, table.end_ns)
+        )
+        inside, known = first < behind, behind < len(seen)
+        moved = np.full(len(behind), unknown)
+        moved[known] = table.sequence[seen[behind[known]]] > table.sequence[seen[first[known]]]
+        found[mine] = inside & moved
     return found
 
 
 def _outermost(table: EventTable, asked: BoolColumn) -> IntColumn:
-    """Of each row that is ``asked`` for the outermost around it that is, itself where there is none."""
+    """Of each row that is ``asked`` for the outermost around it that is, itself where there is none.
+
+    What lies between may be another one: the row of a compiled graph, say.
+    """
+    above = table.parent.astype(np.int64)
+    while (between := (above >= 0) & ~asked[above]).any():
+        above[between] = above[above[between]]
     top = np.arange(len(table))
-    inner = asked & (table.parent >= 0) & asked[table.parent]
-    top[inner] = table.parent[inner]
+    inner = asked & (above >= 0)
+    top[inner] = above[inner]
     while not np.array_equal(above := top[top], top):
         top = above
     return top

@@ -174,6 +174,31 @@ def test_what_is_done_with_gradients_is_no_forward(optimizer: bool) -> None:
     assert forward == {"call", "other call", "inside", "loss"} | makes_nodes
 
 
+@pytest.mark.parametrize("number", [5, -1])
+def test_a_compiled_function_behind_a_pass_is_forward_where_it_makes_a_node(number: int) -> None:
+    """A loss of the next micro batch: its region has no number itself, and a graph's row lies between."""
+    table = table_of(
+        Row(RowKind.CALL, 101, 110, "call", argument=0),
+        Row(RowKind.BACKWARD, 116, 120, "backward", argument=0),
+        Row(RowKind.OP, 121, 122, "TorchDynamo Cache Lookup"),
+        Row(RowKind.OP, 123, 140, "Torch-Compiled Region: 0/0"),
+        Row(RowKind.OP, 124, 139, "CompiledFunction", sequence=number),
+        Row(RowKind.GRAPH, 125, 138, "graph", argument=0),
+        Row(RowKind.OP, 126, 130, "kernel", sequence=number),
+        Row(RowKind.OP, 145, 146, "root gradient", sequence=6),
+        Row(RowKind.BACKWARD, 147, 150, "second", argument=1),
+        Row(RowKind.OP, 151, 160, "norm", sequence=6),
+    )
+    category = np.full(len(table), Category.OTHER, np.int8)
+    category[place(table, "call")] = Category.FORWARD
+    of_row = np.searchsorted([100, 200], table.start_ns, side="right") - 1
+    rows = Rows(category, np.full(len(table), -1))
+    found = adopt_outside_ops(table, rows, Steps(np.array([100]), np.array([200]), of_row))
+    region = {"TorchDynamo Cache Lookup", "Torch-Compiled Region: 0/0", "CompiledFunction", "kernel"}
+    forward = {name for name in table.names if found.category[place(table, name)] == Category.FORWARD}
+    assert forward == {"call"} | (region if number >= 0 else set())
+
+
 def test_ops_outside_of_modules_are_forward_once_it_began() -> None:
     table = table_of(
         Row(RowKind.CALL, 101, 103, "transform", argument=-1),

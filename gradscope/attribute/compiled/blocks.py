@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -69,24 +70,39 @@ def block_of(graph: CompiledGraph, base: int, caller: int, paths: Sequence[str])
     """
     if base != caller or not graph.holders:
         return base, caller
-    inside = {node.layer for node in graph.nodes.values() if node.layer >= 0}
+    inside = {paths[node.layer] for node in graph.nodes.values() if node.layer >= 0}
     ran = {paths[layer] for layer in graph.holders}
-    if ran <= {paths[layer] for layer in inside}:
+    if ran <= inside:
         return base, caller
-    to = _common(sorted(ran))
-    for layer in sorted(inside, key=lambda layer: len(paths[layer])):
-        at = paths[layer]
-        while at:
-            if all(at + path[len(to) :] in paths for path in ran) and _is_equal_block(at, to, inside, ran, paths):
-                return paths.index(at), paths.index(to)
-            at = at.rpartition(".")[0]
-    return base, caller
+    known = {path: number for number, path in enumerate(paths)}
+    found = max(_equal_blocks(inside, ran, known), default=None)
+    return (base, caller) if found is None else (known[found.at], known[found.to])
 
 
-def _is_equal_block(at: str, to: str, inside: set[int], ran: set[str], paths: Sequence[str]) -> bool:
-    """Check that what was compiled in one block has the layers of the other that it was run with."""
-    compiled = {paths[layer] for layer in inside}
-    return bool(to) and at != to and all(at + path[len(to) :] in compiled for path in ran)
+class _Pair(NamedTuple):
+    layers: int  # of the graph that lie in the block, and have one at their place in the other
+    at: str
+    to: str
+
+
+def _equal_blocks(inside: set[str], ran: set[str], known: Container[str]) -> Iterator[_Pair]:
+    """Blocks that a graph may have been compiled in, each with one that has the layers that it was run with.
+
+    Of a graph that is run with one parameter alone there are many: the one that has most of its layers is meant.
+    """
+    blocks = {above for path in inside for above in _upwards(path)}
+    for to in _upwards(_common(sorted(ran))):
+        for at in blocks - {to}:
+            if all(at + path[len(to) :] in inside for path in ran):
+                below = (path for path in inside if _is_below(path, at))
+                yield _Pair(sum(to + path[len(at) :] in known for path in below), at, to)
+
+
+def _upwards(path: str) -> Iterator[str]:
+    """A module's path and those around it, but for the model's."""
+    while path:
+        yield path
+        path = path.rpartition(".")[0]
 
 
 def _common(paths: Sequence[str]) -> str:
