@@ -27,6 +27,7 @@ from gradscope.capture.registry import all_modules
 from gradscope.compat import (
     dynamo_reads_hooks,
     goes_through_hooks,
+    hooks_made,
     keep_hooks_steady,
     others_global_hooks,
     reads_hooks_of,
@@ -45,6 +46,8 @@ class HooksAside:
         self._compiles = False
         self._entered = False  # any thread has entered compiled code
         self._guarded: bool | None = None  # not known yet
+        self._made = 0  # handles of ours so far
+        self._none_among: int | None = None  # of others' handles, when no module had hooks
         _asides.add(self)
 
     @contextmanager
@@ -103,7 +106,7 @@ class HooksAside:
             keep_hooks_steady(True)
             if not goes_through_hooks():  # else they come at the next turn
                 for each in self._hooks:
-                    each.put_in()
+                    self._made += each.put_in()
 
     def _may_be_in(self) -> bool:
         return not self._compiles and not (self._inside and self._guarded)
@@ -120,7 +123,15 @@ class HooksAside:
     def _is_guarded(self) -> bool:
         """Check that Dynamo guards which hooks there are."""
         own = {each.handle.id for each in self._hooks if each.handle is not None}
-        return dynamo_reads_hooks() or others_global_hooks(own) or any(map(reads_hooks_of, all_modules()))
+        if dynamo_reads_hooks() or others_global_hooks(own):
+            return True
+        made = hooks_made()
+        others = None if made is None else made - self._made
+        if others is not None and others == self._none_among:
+            return False  # to look at all objects takes a second where there are millions
+        found = any(map(reads_hooks_of, all_modules()))
+        self._none_among = None if found else others
+        return found
 
     def forked(self) -> None:
         """This process is a child, without the thread that may have held the lock."""
@@ -134,10 +145,12 @@ class _Hook:
         self._register = register
         self.handle: RemovableHandle | None = None  # None: it is not registered
 
-    def put_in(self) -> None:
-        """Register it."""
-        if self.handle is None:
-            self.handle = self._register()
+    def put_in(self) -> bool:
+        """Register it; False where it is."""
+        if self.handle is not None:
+            return False
+        self.handle = self._register()
+        return True
 
     def take_out(self) -> None:
         """Remove it."""

@@ -16,6 +16,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.modules import module as torchs
+from torch.utils.hooks import RemovableHandle
 
 from gradscope.capture import hooks_aside
 from gradscope.capture.hooks_aside import HooksAside
@@ -414,3 +415,38 @@ def test_hooks_that_dynamo_was_seen_to_guard_are_aside_from_then_on(
         assert not torchs._global_forward_hooks
         aside.follow(False, get_ident())
         assert torchs._global_forward_hooks
+
+
+def test_modules_are_looked_at_again_where_somebody_has_registered_a_hook(
+    calls: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To look at all objects takes a second where there are millions: not with each compilation."""
+    looked: list[None] = []
+    net, tensor = nn.Identity(), torch.ones(1, requires_grad=True)
+
+    def all_modules() -> list[nn.Module]:
+        looked.append(None)
+        return [net]
+
+    monkeypatch.setattr(hooks_aside, "all_modules", all_modules)
+    monkeypatch.setattr(hooks_aside, "dynamo_reads_hooks", lambda: False)
+    monkeypatch.setattr(hooks_aside, "hooks_made", lambda: RemovableHandle.next_id)
+    aside = HooksAside()
+
+    def compile_something() -> int:
+        aside.follow(True, get_ident())
+        aside.compiling(True)
+        aside.compiling(False)
+        there = len(torchs._global_forward_hooks_always_called)
+        aside.follow(False, get_ident())
+        return there
+
+    with aside.holding(noting(calls, "mine")):
+        assert [compile_something() for _ in range(3)] == [1, 1, 1] and len(looked) == 1
+        tensor.register_hook(lambda _: None)
+        assert [compile_something() for _ in range(3)] == [1, 1, 1] and len(looked) == 2
+        with aside.holding(noting(calls, "another")):
+            assert [compile_something() for _ in range(3)] == [2, 2, 2] and len(looked) == 2
+        handle = net.register_forward_hook(lambda *_: None)
+        assert [compile_something() for _ in range(3)] == [0, 0, 0] and len(looked) == 3
+        handle.remove()

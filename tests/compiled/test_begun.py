@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import _thread
+import sys
 import threading
 from contextlib import nullcontext
 from threading import Event, Thread, get_ident
+from typing import Any
 
 import pytest
 
 import gradscope
 from gradscope.compat import following_dynamo, watching_dynamo
+from gradscope.compat.dynamo import entry
+from gradscope.compat.dynamo.entry import _Calls
 
 # Loading Dynamo warns of its own use of TorchScript.
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script_method`:DeprecationWarning")
@@ -95,3 +99,40 @@ def test_of_threads_that_threading_did_not_start_none_is_left() -> None:
     assert [each for each in threading.enumerate() if type(each).__name__ == "_DummyThread"] == [
         each for each in before if type(each).__name__ == "_DummyThread"
     ]
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, TimeoutError])
+def test_where_a_signal_raises_when_a_compilation_has_ended_torch_counts_it(error: type[BaseException]) -> None:
+    """A handler of the program's, a time limit say, may run at any time."""
+    from torch._dynamo.callback import CallbackTrigger, callback_handler
+
+    def compiling(begins: bool) -> None:
+        if not begins:
+            raise error
+
+    with watching_dynamo(compiling, pytest.fail):
+        with pytest.raises(error), callback_handler.install_callbacks(CallbackTrigger.DYNAMO, "0/0"):
+            pass
+        assert not callback_handler._CompilationCallbackHandler__pending_callbacks_counter  # type: ignore[attr-defined]
+    told: list[bool] = []
+    with (
+        watching_dynamo(told.append, pytest.fail),
+        callback_handler.install_callbacks(CallbackTrigger.DYNAMO, "0/0"),
+    ):
+        pass
+    assert told == [True, False]
+
+
+def test_a_frame_that_lies_where_a_compiled_functions_lay_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A signal may end a call without a word, and its frame is then another one's."""
+    import torch
+
+    run = torch.compile(lambda x: x + 1, backend="eager")
+    run(torch.ones(2))
+    made: list[Any] = []
+    monkeypatch.setattr(entry, "_Calls", lambda *args: made.append(_Calls(*args)) or made[-1])
+    told: list[bool] = []
+    with following_dynamo(lambda entered, _: told.append(entered), nullcontext, pytest.fail):
+        made[0]._here.frame = id(sys._getframe())
+        run(torch.ones(2))
+    assert told == [True, False]

@@ -142,11 +142,19 @@ class _Calls:
             return
         if not here.known:
             self.look(frame.f_back)
-        # One that ended in another way may have lain at the same address.
-        outermost = here.frame in (0, id(frame)) or not _is_below(frame, here.frame)
+        # One that ended in another way may have lain at the same address, or another frame may lie there now.
+        outermost = here.frame in (0, id(frame)) or not self._is_below(frame, here.frame)
         if outermost and not is_forced_eager() and not is_switched_off():
             here.frame = id(frame)
             self._follow(True, threading.get_ident())
+
+    def _is_below(self, frame: FrameType, outer: int) -> bool:
+        above = frame.f_back
+        while above is not None:
+            if id(above) == outer and id(above.f_code) in self._wrappers:
+                return True
+            above = above.f_back
+        return False
 
     def closes(self, frame: FrameType) -> None:
         """``frame`` has called ``_maybe_set_eval_frame``."""
@@ -178,21 +186,12 @@ def _around_ahead(module: Any, ahead: Callable[[], AbstractContextManager[None]]
             kind.__call__ = original
 
 
-def _is_below(frame: FrameType, outer: int) -> bool:
-    above = frame.f_back
-    while above is not None:
-        if id(above) == outer:
-            return True
-        above = above.f_back
-    return False
-
-
 for _each in (
     items_of_now,
     compiler_stance,
     is_forced_eager,
     is_switched_off,
-    _is_below,
+    _Calls._is_below,
     _Calls.opens,
     _Calls.closes,
     _Calls.look,

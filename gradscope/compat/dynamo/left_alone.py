@@ -132,7 +132,13 @@ class _Callbacks:
             compiling(True)
 
         def ends(_args: Any) -> None:
-            compiling(False)
+            try:
+                compiling(False)
+            except BaseException:  # a signal's handler raises: torch would wait for good for what has ended
+                counted = getattr(self._handler, _RUNNING, 0)
+                if counted > 0:
+                    setattr(self._handler, _RUNNING, counted - 1)  # it counts behind this call
+                raise
 
         self._compiling, self._begins, self._ends = compiling, begins, ends
         self._handler: Any = None

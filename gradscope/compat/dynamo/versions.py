@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch.utils.hooks import RemovableHandle
 
 from gradscope.compat.dynamo import DYNAMO
 from gradscope.compat.engine import has_hooks
@@ -111,6 +112,11 @@ def _has_own_call(kind: Any) -> bool:
         if _has_own_call(each):
             return True
     return False
+
+
+def hooks_made() -> int | None:
+    """A number that grows with each hook that is registered; None where others than those that have hooks are read."""
+    return RemovableHandle.next_id if _TORCH == (2, 13) else None
 
 
 def reads_hooks_of(module: torch.nn.Module) -> bool:
