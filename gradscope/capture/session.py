@@ -121,8 +121,12 @@ class Session:
             self.backward.settled = self._settle
             stack.callback(setattr, self.backward, "settled", None)  # else the run would hold itself alive
             self._installed = stack.pop_all()
-        self._next_phase()
-        self._begin_step()
+        try:
+            self._next_phase()
+            self._begin_step()
+        except BaseException:
+            self.close()
+            raise
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -182,6 +186,9 @@ class Session:
         try:
             with room_for_files():
                 return self._turn()
+        except BaseException:
+            self._interrupted()
+            raise
         finally:
             self._turning = False
 
@@ -335,9 +342,11 @@ class Session:
             with ExitStack() as exits:
                 phase.enter(exits)
                 self._exits = exits.pop_all()
-        except Exception as error:
-            self.run.guard.note(phase.name, error)
+        except BaseException as error:
             self._entered = False
+            if not isinstance(error, Exception):
+                raise
+            self.run.guard.note(phase.name, error)
             self._next_phase()
 
     def _leave(self) -> None:
@@ -356,6 +365,16 @@ class Session:
             self._entered = False
             phase = self._phases[self._number]
             self.run.guard.close(phase.name, self._exits)
+            self._phases[self._number] = phase.again()
+
+    def _interrupted(self) -> None:
+        """A signal's handler of the program's has raised: what the phase has on is off until it begins anew."""
+        if self.finished:
+            return
+        phase = self._phases[self._number]
+        self.run.guard.close(phase.name, self._exits)
+        self._restart()
+        if phase.done:  # it was being left
             self._phases[self._number] = phase.again()
 
     def _begin_step(self) -> None:

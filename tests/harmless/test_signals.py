@@ -1,0 +1,125 @@
+"""A signal's handler of the program's raises wherever gradscope is, a time limit say, and the program trains on."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.modules import module as torchs
+from torch.optim import optimizer as optimizers
+
+import gradscope
+from gradscope.capture.phases.base import Phase
+from gradscope.capture.session import Session
+
+pytestmark = pytest.mark.skipif(not hasattr(signal, "SIGUSR1"), reason="needs signals of the program's own")
+
+
+class TimeLimit(Exception):
+    pass
+
+
+def _kinds(kind: type) -> Iterator[type]:
+    for each in kind.__subclasses__():
+        yield each
+        yield from _kinds(each)
+
+
+_OF_PHASES = ("enter", "begin_step", "end_step", "keep", "fits")
+PLACES = [(Session, name) for name in ("_enter", "_leave", "_begin_step", "_turn", "_next_phase")] + [
+    (kind, name) for kind in _kinds(Phase) for name in _OF_PHASES if name in vars(kind)
+]
+
+
+@pytest.fixture
+def limit(error: type[BaseException]) -> Iterator[type[BaseException]]:
+    def handler(*_: Any) -> None:
+        raise error
+
+    before = signal.signal(signal.SIGUSR1, handler)
+    yield error
+    signal.signal(signal.SIGUSR1, before)
+
+
+def plant(monkeypatch: pytest.MonkeyPatch, kind: type, name: str, number: int, *, behind: bool) -> list[int]:
+    """Have the signal come in front of the n-th call of that function, or behind it; the list tells of calls."""
+    original: Callable[..., Any] = getattr(kind, name)
+    calls: list[int] = []
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        calls.append(len(calls))
+        comes = len(calls) - 1 == number
+        if comes and not behind:
+            signal.raise_signal(signal.SIGUSR1)
+        found = original(*args, **kwargs)
+        if comes and behind:
+            signal.raise_signal(signal.SIGUSR1)
+        return found
+
+    monkeypatch.setattr(kind, name, call)
+    return calls
+
+
+def left() -> dict[str, Any]:
+    """What gradscope changes of torch while it measures."""
+    return {
+        "engine": torch.autograd.graph._engine_run_backward,  # type: ignore[attr-defined]
+        "profiler": torch._C._autograd._profiler_enabled(),
+        "dispatch": torch._C._len_torch_dispatch_stack(),
+        "function": torch._C._len_torch_function_stack(),
+        "optimizer": len(optimizers._global_optimizer_post_hooks),
+        "modules": {name: len(table) for name, table in vars(torchs).items() if name.startswith("_global_f")},
+        "table": dict(vars(torchs._global_forward_hooks)),
+    }
+
+
+def train(limit: type[BaseException], steps: int) -> tuple[int, Any]:
+    """How often the program caught it, and the report."""
+    torch.manual_seed(0)
+    net, caught = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 1)), 0
+    optimizer = torch.optim.SGD(net.parameters(), 0.01)
+    with gradscope.profiling(net, steps=2, warmup=1) as prof:
+        for _ in range(steps):
+            try:
+                net(torch.ones(2, 4)).sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                if prof.step():
+                    break
+            except limit:
+                caught += 1
+    return caught, prof.report
+
+
+@pytest.mark.parametrize(
+    ("number", "behind", "error"),
+    [(0, False, KeyboardInterrupt), (0, True, TimeLimit), (1, False, TimeLimit), (3, True, TimeLimit)],
+)
+@pytest.mark.parametrize(("kind", "name"), PLACES, ids=lambda each: getattr(each, "__name__", each))
+def test_the_program_trains_on_and_nothing_of_ours_is_left(
+    kind: type,
+    name: str,
+    number: int,
+    behind: bool,
+    limit: type[BaseException],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    before = left()
+    with monkeypatch.context() as planted:
+        calls = plant(planted, kind, name, number, behind=behind)
+        try:
+            caught, report = train(limit, 60)
+        except limit:  # when it began, or ended
+            caught, report = 1, None
+    assert left() == before
+    assert caught == (len(calls) > number)
+    if report is not None and caught:
+        assert {row.path for row in report.data.layers if row.backward_self_ns} == {"0", "1", "2"}
+        assert not report.data.partial
+    if caught:
+        assert train(limit, 60)[1].data.workload.steps == 2  # another one begins as ever
+        assert left() == before
