@@ -95,7 +95,6 @@ class Session:
         self._left = False  # the current phase, for as long as the pause lasts
         self._turning = False  # from one step to the next: what happens meanwhile is no step
         self._others = 0  # profilers of the user's that run now
-        self._thread = threading.current_thread()
         self._began = False  # one began since the last boundary
         self._disturbed = False  # one ran since then
 
@@ -322,13 +321,9 @@ class Session:
     def _stop_watching(self) -> None:
         """Leave Dynamo and Inductor alone, unless a thread still has something of ours on: see :meth:`_follow`."""
         with self.run.guard.over(FOLLOWING):
-            if not self.run.aside.close() or self._is_another_threads():
+            if not self.run.aside.close():
                 return
         self.run.guard.close(COMPILED_GRAPHS, self._watching_compiler)
-
-    def _is_another_threads(self) -> bool:
-        """Check that Inductor's settings are those of another thread: torch keeps them thread by thread."""
-        return self._thread.ident != threading.get_ident() and self._thread.is_alive()
 
     def _fits(self, phase: Phase) -> bool:
         with self.run.guard.over(phase.name):
@@ -409,7 +404,7 @@ class Session:
                 self._watch_again()
             self.run.aside.follow(entered, thread)
             self.run.hooks_aside.follow(entered, thread)
-            if self._closed and self.run.aside.close() and not self._is_another_threads():
+            if self._closed and self.run.aside.close():
                 self._watching_compiler.close()  # another thread has closed the session
         except Exception as error:
             self._note_not_followed(error)

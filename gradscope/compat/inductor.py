@@ -13,11 +13,13 @@ import math
 import os
 import re
 import sys
+import threading
 import warnings
 import weakref
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import replace
 from operator import attrgetter
 from typing import Any, TypeVar
@@ -36,8 +38,9 @@ from gradscope.compat.profilers import without_rows
 from gradscope.tables import CalledFrom, GraphNote, GraphRun, NodeNote
 
 _COMPILE, _DEBUG, _OUTPUT = (f"torch._inductor.{name}" for name in ("compile_fx", "debug", "output_code"))
+_INSIDE = ("_compile_fx_main", "_compile_fx_inner")  # forward and backward, or backward that is compiled later
 _READ = {
-    _COMPILE: ("_InProcessFxCompile.codegen_and_compile",),
+    _COMPILE: ("_InProcessFxCompile.codegen_and_compile", *_INSIDE),
     _OUTPUT: ("CompiledFxGraph.__call__",),
     _DEBUG: ("_inductor_kernel_provenance_debug_handle", "_inductor_triton_kernel_to_post_grad_node_info"),
 }
@@ -49,7 +52,7 @@ _OPTIMIZERS = os.path.join("torch", "optim", "")  # in the path of a file
 TANGENTS = "tangents_"  # what AOTAutograd calls the gradients of what a graph has returned
 _FORWARD = ("is_forward", "must_be_in_forward")
 
-# While graphs are noted. A graph that a cache holds has no nodes any more; what its code was compiled to stays cached.
+# While a graph is compiled. One that a cache holds has no nodes any more; what its code was compiled to stays cached.
 _SETTINGS: tuple[tuple[str, str, Any], ...] = (
     ("torch._inductor.config", "trace.provenance_tracking_level", 1),
     ("torch._inductor.config", "cpp.enable_kernel_profile", True),  # kernels on the CPU write rows
@@ -146,7 +149,7 @@ def _zeros(names: Sequence[str], inputs: Sequence[Any]) -> tuple[str, ...] | Non
 
 @contextmanager
 def watching_graphs(watch: GraphWatch, failed: Callable[[Exception], None]) -> Iterator[None]:
-    """Tell of each graph that Inductor compiles, until the block is left; its settings are then as they were.
+    """Tell of each graph that Inductor compiles, until the block is left. Its settings differ while it compiles alone.
 
     Inductor is not imported for this: it takes a second. Where the program does that, it is watched from then on.
 
@@ -178,10 +181,13 @@ def _watching(watch: GraphWatch, copies: CopiedNodes, failed: Callable[[Exceptio
             numbers[id(made)] = len(watch.graphs) - 1
             weakref.finalize(made, numbers.pop, id(made), None)
 
+    settings = _Settings()
     original = compiles.codegen_and_compile
 
     @functools.wraps(original)
     def codegen_and_compile(self: Any, graph: Any, *args: Any, **kwargs: Any) -> Any:
+        if not settings.hold():
+            return original(self, graph, *args, **kwargs)
         before, earlier = 0, {}
         try:
             before, earlier = _last_handle(), {node.name: _node(node) for node in graph.graph.nodes}
@@ -213,25 +219,79 @@ def _watching(watch: GraphWatch, copies: CopiedNodes, failed: Callable[[Exceptio
             return call(self, inputs)
 
     with ExitStack() as stack:
-        for module, name, value in _SETTINGS:
-            stack.enter_context(_set(importlib.import_module(module), name, value))
+        stack.enter_context(settings.installed())
         stack.enter_context(replaced(compiles, "codegen_and_compile", codegen_and_compile))
         stack.enter_context(replaced(runs, "__call__", run))
         yield
 
 
-@contextmanager
-def _set(config: Any, name: str, value: Any) -> Iterator[None]:
-    *parts, last = name.split(".")
-    for part in parts:
-        config = getattr(config, part)
-    before = getattr(config, last)
-    setattr(config, last, value)
-    try:
-        yield
-    finally:
-        if getattr(config, last) == value:  # else the program has set it meanwhile
-            setattr(config, last, before)
+class _Settings:
+    """Inductor's settings, as they are to be while it compiles: at any other time they are the program's to change.
+
+    Torch keeps them thread by thread, but for 2.11: there those who compile at the same time share them.
+    """
+
+    def __init__(self) -> None:
+        self._values = [(_owner(module, name), name.rpartition(".")[2], value) for module, name, value in _SETTINGS]
+        entry = next(iter(sys.modules["torch._inductor.config"]._config.values()))
+        self._shared = not isinstance(entry.user_override, ContextVar)
+        self._lock = threading.RLock()
+        self._count = 0  # of those that share them
+        self._before = ExitStack()  # what puts them back
+
+    def hold(self) -> bool:
+        """Check that they are set now."""
+        return all(getattr(config, name) == value for config, name, value in self._values)
+
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        """Have all that is compiled meanwhile compiled with them."""
+        compiler = sys.modules[_COMPILE]
+        with ExitStack() as stack:
+            for name in _INSIDE:
+                stack.enter_context(replaced(compiler, name, self._around(getattr(compiler, name))))
+            yield
+
+    def _around(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """``function`` with the settings, unless the program asks for a graph that can be written to a file."""
+
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if sys.modules["torch._functorch.config"].bundled_autograd_cache:
+                return function(*args, **kwargs)
+            with self._shared_by_all() if self._shared else self._set():
+                return function(*args, **kwargs)
+
+        return call
+
+    @contextmanager
+    def _set(self) -> Iterator[None]:
+        with ExitStack() as stack:
+            for config, name, value in self._values:
+                stack.callback(setattr, config, name, getattr(config, name))
+                setattr(config, name, value)
+            yield
+
+    @contextmanager
+    def _shared_by_all(self) -> Iterator[None]:
+        with self._lock:
+            if not self._count:
+                self._before.enter_context(self._set())
+            self._count += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._count -= 1
+                if not self._count:
+                    self._before.close()
+
+
+def _owner(module: str, name: str) -> Any:
+    """The part of a module of settings that has this one."""
+    part = name.rpartition(".")[0]
+    config = importlib.import_module(module)
+    return attrgetter(part)(config) if part else config
 
 
 def _last_handle() -> int:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from itertools import count
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import torch
@@ -241,6 +242,15 @@ def more(model: Model) -> Callable[[Tensor], Tensor]:
     return compiled
 
 
+def elsewhere(model: Model) -> Callable[[Tensor], Tensor]:
+    """Compiled by another thread, which has gone when steps are measured."""
+    compiled = torch.compile(model)
+    thread = Thread(target=lambda: compiled(torch.randint(0, 64, (8, 32))).backward())
+    thread.start()
+    thread.join()
+    return compiled
+
+
 def untold(model: Model) -> Callable[[Tensor], Tensor]:
     """With a torch that does not tell what its kernels are made of."""
 
@@ -273,6 +283,7 @@ CASES: dict[str, Callable[[Model], Callable[[Tensor], Tensor]]] = {
     "replaced": replaced,  # type: ignore[dict-item]
     "scored": scored,  # type: ignore[dict-item]
     "more": more,
+    "elsewhere": elsewhere,
     "untold": untold,  # the last: it breaks what the others need
 }
 

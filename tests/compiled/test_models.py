@@ -137,6 +137,7 @@ def test_modules_that_run_outside_of_graphs_are_called_as_ever(case: str, runs: 
         == {
             "eager": every | inside,
             "whole": {"": 1},
+            "elsewhere": {"": 1},
             "dynamic": {"": 1},
             "function": {},
             "unnamed": {},

@@ -28,9 +28,8 @@ _BROKEN = (
     "FLOPs"
 )
 _WITHOUT_GRAPHS = (
-    "the program uses torch.compile, but gradscope saw Inductor compile nothing: it was compiled before, by another "
-    "backend or on another thread, or comes from a cache that its options ask for. Its graphs are a row each, and "
-    "source lines and FLOPs were not measured"
+    "the program uses torch.compile, but gradscope saw Inductor compile nothing: it was compiled before, or by another "
+    "backend, or ahead of time. Its graphs are a row each, and source lines and FLOPs were not measured"
 )
 
 

@@ -1,0 +1,117 @@
+"""Inductor's settings are gradscope's while it compiles, and the program's at any other time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from threading import Event, Thread
+from typing import Any
+
+import pytest
+
+from gradscope.compat import inductor
+from gradscope.compat.inductor import _SETTINGS, GraphWatch, _Settings, watching_graphs
+
+# Loading Inductor warns of torch's own use of TorchScript.
+pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script_method`:DeprecationWarning")
+
+OURS = [value for _, _, value in _SETTINGS]
+
+
+@pytest.fixture
+def settings() -> _Settings:
+    inductor.probe_graphs()
+    return _Settings()
+
+
+def values() -> list[Any]:
+    return [getattr(inductor._owner(module, name), name.rpartition(".")[2]) for module, name, _ in _SETTINGS]
+
+
+def test_they_are_set_while_something_is_compiled_and_as_before_behind_it(settings: _Settings) -> None:
+    before, seen = values(), []
+
+    def compile_something(inner: bool) -> None:
+        seen.append((values(), settings.hold()))
+        if inner:
+            settings._around(compile_something)(False)
+            seen.append((values(), settings.hold()))
+        raise KeyError
+
+    with pytest.raises(KeyError):
+        settings._around(compile_something)(False)
+    assert values() == before != OURS and not settings.hold()
+    with pytest.raises(KeyError):
+        settings._around(compile_something)(True)
+    assert values() == before and seen == [(OURS, True)] * len(seen)
+
+
+@contextmanager
+def patched() -> Iterator[None]:
+    """What a program asks for that is not what it finds."""
+    import torch._functorch.config as functorch
+    import torch._inductor.config as config
+
+    with (
+        config.patch({"fx_graph_cache": False, "cpp.enable_kernel_profile": True}),
+        functorch.patch(enable_autograd_cache=False),
+    ):
+        yield
+
+
+def test_what_the_program_sets_meanwhile_stays() -> None:
+    """Also where it is what gradscope sets, or put back when the measurement is over."""
+    import torch._inductor.config as config
+    from torch._inductor import compile_fx
+
+    failed: list[Exception] = []
+    before = values()
+    program = patched()
+    with watching_graphs(GraphWatch(), failed.append):
+        assert values() == before
+        program.__enter__()
+        asked = values()
+        with pytest.raises(TypeError):
+            compile_fx._compile_fx_inner()
+        assert values() == asked
+        config.fx_graph_cache = False
+    assert values() == asked
+    program.__exit__(None, None, None)
+    assert values() == before and not failed
+
+
+def test_a_graph_that_is_to_be_written_to_a_file_is_compiled_as_it_is_alone(settings: _Settings) -> None:
+    import torch._functorch.config as functorch
+
+    before = values()
+    with functorch.patch(bundled_autograd_cache=True):
+        assert settings._around(values)() == before
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_threads_that_compile_at_the_same_time(settings: _Settings, shared: bool) -> None:
+    """With torch 2.11 they share the settings: the last of them puts these back."""
+    if not shared and settings._shared:
+        pytest.skip("threads share the settings with this torch")
+    settings._shared = shared
+    before, there, over = values(), Event(), Event()
+    seen: list[Any] = []
+
+    def compile_something() -> None:
+        there.set()
+        over.wait(60)
+        seen.append(settings.hold())
+
+    def other() -> None:
+        settings._around(compile_something)()
+        seen.append(values())
+
+    thread = Thread(target=other)
+    with nullcontext() if shared else settings._set():
+        thread.start()
+        assert there.wait(60)
+        settings._around(lambda: None)()
+        over.set()
+        thread.join()
+    assert seen[-1] == before and values() == before
+    assert seen[0]
