@@ -174,6 +174,11 @@ def _of_timed_steps(capture: Capture, trace: TimedTrace) -> list[str]:
             "inspected: the layers of its gradient accumulation, and some saved tensors, are unknown"
         )
     watch = capture.compiled
+    if watch.untold and watch.graphs:
+        notes.append(
+            "graphs that were compiled before the measurement began, or ahead of time, are a row each, of the layer "
+            "that called them: they have no source lines and no FLOPs"
+        )
     if any(flops_of(ran, watch.graphs) is None for ran in watch.runs):
         notes.append(
             "compiled graphs ran with sizes that torch finds out while they run: FLOPs of these runs are not counted"

@@ -296,7 +296,7 @@ def _with_objects(steps: Callable[[list[object]], Sequence[Callable[[], object]]
         calls.append(gc.enable)
     try:
         deque(map(operator.call, calls), maxlen=0)
-    except MemoryError:  # the rest of the chain was not called
+    except BaseException:  # no memory, or an audit hook of the program's: the rest of the chain was not called
         objects.clear()
         if collects:
             gc.enable()

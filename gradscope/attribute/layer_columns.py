@@ -82,6 +82,8 @@ def with_graph_flops(
             forward, backward = (flops.get((number, which), 0) // steps for which in (False, True))
             forward, backward = forward + (row.forward_flops or 0), backward + (row.backward_flops or 0)
             row = replace(row, flops=forward + backward, forward_flops=forward, backward_flops=backward)
+            if backward and not forward:  # that ran in a graph that nobody told of
+                row = replace(row, flops=None, forward_flops=None)
         found.append(row)
     return without_flops(tuple(found), uncounted)
 

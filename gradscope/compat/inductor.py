@@ -96,6 +96,7 @@ class GraphWatch:
         self.graphs: list[GraphNote] = []
         self.runs: list[GraphRun] = []  # each once
         self.has_run = False  # a graph has, also one that was compiled before
+        self.untold = False  # such a graph has run while a profiler did
         self.told: Callable[[Sequence[torch.Tensor]], Any] | None = None  # of the parameters of a run that is new
         self.around: Callable[[], AbstractContextManager[None]] | None = None  # each run, in place of a bare one
         self.reads: Callable[[int, Sequence[Any]], None] | None = None  # told of each run what it is run with
@@ -208,7 +209,9 @@ def _watching(watch: GraphWatch, copies: CopiedNodes, failed: Callable[[Exceptio
     def run(self: Any, inputs: Any) -> Any:
         watch.has_run = True
         number = numbers.get(id(self), -1)
-        if number >= 0 and torch.autograd.profiler._is_profiler_enabled:
+        profiled = torch.autograd.profiler._is_profiler_enabled
+        watch.untold |= profiled and number < 0
+        if profiled and number >= 0:
             try:
                 self._fx_graph_cache_key = f"{markers.GRAPH}{watch.run(number, inputs)}"  # which the row is called by
             except Exception as error:

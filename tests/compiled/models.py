@@ -251,6 +251,13 @@ def elsewhere(model: Model) -> Callable[[Tensor], Tensor]:
     return compiled
 
 
+def begun(model: Model) -> Callable[[Tensor], Tensor]:
+    """The forward pass is compiled before the measurement begins, for a look at the shapes, and backward later."""
+    compiled = torch.compile(model)
+    compiled(torch.randint(0, 64, (8, 32)))
+    return compiled
+
+
 def untold(model: Model) -> Callable[[Tensor], Tensor]:
     """With a torch that does not tell what its kernels are made of."""
 
@@ -284,6 +291,7 @@ CASES: dict[str, Callable[[Model], Callable[[Tensor], Tensor]]] = {
     "scored": scored,  # type: ignore[dict-item]
     "more": more,
     "elsewhere": elsewhere,
+    "begun": begun,
     "untold": untold,  # the last: it breaks what the others need
 }
 
@@ -300,9 +308,10 @@ def run(case: str, folder: Path) -> None:
     model: Any = MADE.get(case, partial(Model, broken=case == "broken"))()
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
     tokens = torch.randint(0, 64, (8, 32))
+    begun = CASES[case](model) if case == "begun" else None
     before = settings()
     with gradscope.profiling(None if case == "unnamed" else model, steps=3, warmup=2) as prof:
-        step = CASES[case](model)
+        step = CASES[case](model) if begun is None else begun
         update = torch.compile(optimizer.step) if case == "optimizer" else optimizer.step
         for number in count():
             if number == SETTLED:

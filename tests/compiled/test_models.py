@@ -22,6 +22,7 @@ OWN = {
     "autograd",
     "custom",
     "untold",
+    "begun",
     "more",
     "scored",
     *SUMS,
@@ -143,6 +144,7 @@ def test_modules_that_run_outside_of_graphs_are_called_as_ever(case: str, runs: 
             "unnamed": {},
             "autograd": {},
             "untold": {"": 1},
+            "begun": {"": 1},
             "optimizer": {"": 1},
             "custom": {"": 1},
             "regional": every,
@@ -221,6 +223,15 @@ def test_where_torch_does_not_tell_what_a_graph_is_made_of_it_is_the_models_and_
     rows = {row.path: row for row in run.layers}
     assert rows[""].backward_self_ns >= 0.5 * run.ledger.backward_ns
     assert not rows["blocks.0.up"].backward_self_ns and rows[""].estimated_ns is None
+
+
+def test_of_a_forward_pass_that_was_compiled_before_flops_are_not_known(runs: dict[str, RunData]) -> None:
+    """Those of backward, which is compiled while it is measured, are."""
+    eager, found = ({row.path: row for row in runs[case].layers} for case in ("eager", "begun"))
+    for path in ("blocks.0.up", "blocks.1.down", "head"):
+        assert (found[path].forward_flops, found[path].backward_flops) == (None, eager[path].backward_flops), path
+    assert any("compiled before the measurement began" in note for note in runs["begun"].notes)
+    assert not any("compiled before the measurement began" in note for note in runs["whole"].notes)
 
 
 def test_a_break_of_the_graph_is_told_with_its_line(runs: dict[str, RunData]) -> None:

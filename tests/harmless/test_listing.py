@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from gradscope.process import objects_of, referred_to
+from gradscope.process import _with_objects, objects_of, referred_to
 
 
 class Own(nn.Linear):
@@ -145,3 +145,21 @@ def test_beside_a_thread_that_makes_tuples(look: Callable[[], object]) -> None:
         ends.set()
         other.join()
     assert not failed
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_where_an_audit_hook_of_the_programs_raises_the_collector_is_as_it_was(enabled: bool) -> None:
+    class RefusedError(Exception):
+        pass
+
+    def refuse() -> None:
+        raise RefusedError
+
+    before = gc.isenabled()
+    (gc.enable if enabled else gc.disable)()
+    try:
+        with pytest.raises(RefusedError):
+            _with_objects(lambda _: [refuse])
+        assert gc.isenabled() is enabled
+    finally:
+        (gc.enable if before else gc.disable)()
