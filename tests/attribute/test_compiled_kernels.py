@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -14,9 +16,11 @@ from gradscope.attribute.compiled.blocks import Moved, block_of
 from gradscope.attribute.compiled.order import match_replay
 from gradscope.attribute.compiled.read import _Known
 from gradscope.attribute.result import Attribution
+from gradscope.capture.naming import ModuleNames
 from gradscope.compat import inductor
+from gradscope.graphs import compiled_graphs
 from gradscope.ops import ZEROS_OF_UNUSED
-from gradscope.tables import CalledFrom, CompiledGraph, FusedNode, NodeNote, RowKind
+from gradscope.tables import CalledFrom, CompiledGraph, FusedNode, GraphNote, GraphRun, NodeNote, RowKind
 
 from .hand import Row
 from .test_compiled import (
@@ -122,7 +126,9 @@ def test_flops_are_of_the_phase_and_of_measured_steps() -> None:
     nodes = {"x": fused(-1), "p": fused(A, "x", flops=7)}
     behind = backward(11_000, 6, ("cpp_1", 400))
     found = run({0: graph(nodes, cpp_1="p")}, *backward(1000, 5, ("cpp_1", 40)), *behind)
-    assert {row.path: (row.flops, row.forward_flops) for row in found.layers if row.flops} == {"a": (7, 0)}
+    assert {row.path: row.backward_flops for row in found.layers if row.backward_flops} == {"a": 7}
+    # Its forward ran in a graph that nobody told of.
+    assert {row.path: (row.flops, row.forward_flops) for row in found.layers}["a"] == (None, None)
 
 
 @pytest.mark.parametrize(("flops", "shares"), [((1, 3), (25, 75)), ((0, 3), (50, 50))])
@@ -365,6 +371,8 @@ def of_unused(found: Attribution) -> dict[str | None, int]:
         (("tangents_1",), (30,), {"a": 30}),
         (("tangents_1", "tangents_2"), (30, 5), {"a": 30, "b": 5}),  # in their order
         (("tangents_1", "tangents_2"), (30,), {"a": 30}),  # in this step one of them is used
+        (("tangents_2", "tangents_1"), (30,), {"a": 30}),  # and what is large takes the time
+        (("tangents_1", "tangents_2"), (30, 5, 7), {"a": 42}),
         ((), (30,), {}),  # the program's own
     ],
 )
@@ -383,6 +391,10 @@ def test_zeros_behind_a_graph_or_in_another_node_are_not_of_its_values() -> None
     assert of_unused(run(returned("tangents_1"), *behind)) == {}
     elsewhere = node(1000, 5, *zeros(30)), node(3000, 6, ("", 100))
     assert of_unused(run(returned("tangents_1"), *elsewhere[0], *elsewhere[1])) == {}
+    inside = node(1000, 5, *zeros(30), ("", 100))
+    outer = Row(RowKind.OP, 1000, 1030, "what makes them itself")
+    assert of_unused(run(returned("tangents_1"), *inside[:2], outer, *inside[2:])) == {}
+    assert of_unused(run(returned("tangents_1"), *behind, *node(3000, 6, ("", 100)))) == {}
 
 
 def test_zeros_are_of_the_graph_that_follows() -> None:
@@ -432,3 +444,43 @@ def test_blocks_that_lie_in_others_of_the_same_name() -> None:
     made = replace(graph({"u": fused(0), "d": fused(1)}, cpp_1="u d"), holders=frozenset({3}))
     moved = Moved.of(*block_of(made, -1, -1, paths), paths, made.holders)
     assert [moved.layer(0), moved.layer(1)] == [2, 3]
+
+
+def sized_note(flops_at: Callable[[Sequence[int]], Mapping[str, int] | None] | None) -> GraphNote:
+    made = NodeNote(forward=True, is_view=False, bytes=4, inputs=(), flops=7, op="mm", modules=(), frames=())
+    return GraphNote((("aten::mm", ("p",)),), {"p": made}, sizes=(3,), flops_at=flops_at)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "flops_at", "flops", "sized"),
+    [
+        ((3,), lambda _: {"p": 70}, 7, True),  # those that it was compiled with
+        ((5,), lambda sizes: {"p": 10 * sizes[0]}, 50, True),
+        ((5,), lambda _: {}, 0, True),
+        ((5,), lambda _: None, 0, False),
+        ((5,), None, 0, False),
+    ],
+)
+def test_flops_of_a_run_are_those_of_its_sizes(sizes: tuple[int, ...], flops_at: Any, flops: int, sized: bool) -> None:
+    (found,) = compiled_graphs(
+        [sized_note(flops_at)], [GraphRun(0, (), sizes)], ModuleNames((), {}, (), ()), []
+    ).values()
+    assert (found.nodes["p"].flops, found.sized) == (flops, sized)
+
+
+def test_a_size_that_torch_finds_out_while_it_runs_is_unknown() -> None:
+    """The number of elements that are not zero, say: it is none of the sizes that a graph is run with."""
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    def function(x: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x.nonzero().float() @ weight, x @ weight
+
+    graph_module = make_fx(function, tracing_mode="symbolic")(torch.ones(6, 2), torch.ones(2, 4))
+    unknown, known = (node for node in graph_module.graph.nodes if node.target is torch.ops.aten.mm.default)
+    assert (inductor._flops(unknown), inductor._flops(known)) == (-1, 2 * 6 * 2 * 4)
+    at = inductor._work(known), inductor._work(unknown)
+    sizes = [size for each in known.args for size in each.meta["val"].shape]
+    given = {size.node.expr: size.node.hint for size in sizes} | {sizes[0].node.expr: 10}
+    assert at[0] is not None and at[0](given) == 2 * 10 * 2 * 4
+    with pytest.raises(inductor._UnknownSizeError):
+        assert at[1] is not None and at[1](given)

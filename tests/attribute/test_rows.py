@@ -199,6 +199,58 @@ def test_a_compiled_function_behind_a_pass_is_forward_where_it_makes_a_node(numb
     assert forward == {"call"} | (region if number >= 0 else set())
 
 
+def forward_of(*rows: Row, recomputed: tuple[str, ...] = ()) -> set[str]:
+    """The operations between 100 and 200 that are forward; calls are, but for those that a pass makes again."""
+    table = table_of(*rows)
+    category = np.full(len(table), Category.OTHER, np.int8)
+    category[table.kind == RowKind.CALL] = Category.FORWARD
+    category[[place(table, name) for name in recomputed]] = Category.RECOMPUTE
+    of_row = np.where((table.start_ns >= 100) & (table.start_ns < 200), 0, -1)
+    steps = Steps(np.array([100]), np.array([200]), of_row)
+    found = adopt_outside_ops(table, Rows(category, np.full(len(table), -1)), steps)
+    ops = np.isin(table.kind, (RowKind.OP, RowKind.ADD)) & (found.category == Category.FORWARD)
+    return {table.names[name] for name in table.name[ops]}
+
+
+CALL = Row(RowKind.CALL, 101, 110, "call", argument=0)
+PASS = Row(RowKind.BACKWARD, 111, 120, "backward", argument=0)
+
+
+def test_parts_of_an_operation_behind_a_pass_are_what_the_whole_is() -> None:
+    """Each part sees the number that is next: the whole draws it when it ends."""
+    names = ("whole", "first", "inmost", "second", "third")
+    ends = ((121, 140), (122, 128), (123, 124), (125, 126), (130, 132))
+    rows = [Row(RowKind.OP, *at, name, sequence=4) for name, at in zip(names, ends, strict=True)]
+    assert forward_of(CALL, PASS, *rows, Row(RowKind.OP, 150, 151, "next", sequence=5)) == set(names)
+
+
+def test_numbers_of_other_threads_and_of_nodes_tell_nothing_of_an_operation() -> None:
+    """Each thread counts for itself; a row of backward has the number of its node, and the thread that made it."""
+    norm = Row(RowKind.OP, 121, 125, "norm", sequence=4)
+    behind = Row(RowKind.OP, 140, 141, "next", sequence=4)
+    elsewhere = Row(RowKind.OP, 126, 127, "elsewhere", sequence=9, thread=2)
+    nested = Row(RowKind.OP, 130, 131, "of a node", sequence=9, forward_thread=1)
+    assert "norm" not in forward_of(CALL, PASS, norm, elsewhere, behind)
+    assert "norm" not in forward_of(CALL, PASS, norm, nested, behind)
+
+
+def test_an_operation_that_begins_when_another_ends_is_behind_it() -> None:
+    rows = [Row(RowKind.OP, 121, 125, "loss", sequence=4), Row(RowKind.OP, 125, 130, "next", sequence=5)]
+    assert forward_of(CALL, PASS, *rows) == {"loss"}
+
+
+@pytest.mark.parametrize("calls", [(), (CALL,)])
+def test_the_last_operation_of_a_thread_is_forward_where_no_module_is_seen(calls: tuple[Row, ...]) -> None:
+    """It may be the forward pass of the next step; where modules are called that would call one."""
+    assert forward_of(*calls, PASS, Row(RowKind.OP, 121, 125, "last", sequence=4)) == (set() if calls else {"last"})
+
+
+def test_what_a_pass_calls_again_is_no_forward_that_goes_on() -> None:
+    again = Row(RowKind.CALL, 112, 115, "again", argument=0)
+    rows = [Row(RowKind.OP, 121, 125, "norm", sequence=4), Row(RowKind.OP, 126, 127, "next", sequence=4)]
+    assert forward_of(CALL, PASS, again, *rows, recomputed=("again",)) == set()
+
+
 def test_ops_outside_of_modules_are_forward_once_it_began() -> None:
     table = table_of(
         Row(RowKind.CALL, 101, 103, "transform", argument=-1),

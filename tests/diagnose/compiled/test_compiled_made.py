@@ -297,6 +297,7 @@ def test_a_function_that_cannot_be_resumed_is_told_in_words() -> None:
     (finding,) = found("graph-break", breaks=[{"place": "model.py:9", "reason": "step_unsupported"}])
     check_words(finding)
     assert finding.evidence.startswith("the function cannot be resumed behind this line")
+    assert "step_unsupported" not in finding.evidence
 
 
 def test_what_is_around_kernels_is_all_of_it_in_all_versions() -> None:
@@ -319,7 +320,20 @@ def test_what_is_around_kernels_is_all_of_it_in_all_versions() -> None:
 def test_what_some_steps_enter_is_an_average() -> None:
     ops = (row("Torch-Compiled Region: 0/0", 9 * MS, 1), row("Torch-Compiled Region: 1/0", 9 * MS, 0.8))
     (finding,) = found("graph-break", ops, breaks=[{**branch_at("model.py:9"), "frames": ["1"]}])
-    assert "a step enters 2 compiled regions, 0.8 on average of them behind it" in finding.evidence
+    assert "a step enters 2 compiled regions, on average 0.8 of them behind it" in finding.evidence
+    (finding,) = found("graph-break", ops[1:], breaks=[{**branch_at("model.py:9"), "frames": ["1"]}])
+    assert "a step enters 1 compiled region, on average 0.8" in finding.evidence
+    (finding,) = found(
+        "graph-break", (row(ops[1].name, 9, 0.3),), breaks=[{**branch_at("model.py:9"), "frames": ["1"]}]
+    )
+    assert "a step enters 1 compiled region, on average 0.3" in finding.evidence
+
+
+def test_a_region_of_compiled_autograd_has_its_own_number() -> None:
+    """``!0/1/0``: version 0 of the frame 1 behind the first of its passes."""
+    ops = (row("Torch-Compiled Region: !0/1/0", 9 * MS, 1), row("Torch-Compiled Region: 1/0", 9 * MS, 1))
+    (finding,) = found("graph-break", ops, breaks=[{**branch_at("model.py:9"), "frames": ["!0/1"]}])
+    assert finding.cost_ns == 9 * MS
 
 
 def test_frames_behind_a_break_are_its_own() -> None:
@@ -344,9 +358,15 @@ def branch_at(place: str) -> dict[str, Any]:
 
 
 def test_of_an_installed_package_nobody_edits_the_line() -> None:
-    (finding,) = found("graph-break", breaks=[branch_at("/venv/lib/site-packages/lib/model.py:9")])
+    library, own = branch_at("/venv/lib/site-packages/lib/model.py:9"), branch_at("model.py:9")
+    (finding,) = found("graph-break", breaks=[library])
     check_words(finding)
     assert "installed package" in finding.advice
+    # Of several lines that which the finding names.
+    (finding,) = found("graph-break", breaks=[library, own])
+    assert "installed package" in finding.advice
+    (finding,) = found("graph-break", breaks=[own, library])
+    assert "installed package" not in finding.advice
 
 
 def test_the_line_of_a_break_is_the_users_that_calls_a_library() -> None:

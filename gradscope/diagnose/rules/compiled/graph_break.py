@@ -110,7 +110,10 @@ def _entered(case: Case) -> Mapping[str, float]:
 def _evidence(case: Case, reason: str, noted: _Reason, regions: _Regions) -> Iterator[str]:
     places = list(noted.lines)
     words = next((text for begin, text in _IN_WORDS.items() if reason.startswith(begin)), "")
-    yield f"{words} ({reason[:_LONGEST]})" if words else reason[:_LONGEST]
+    if words:  # torch's own behind them, where it is more than a name
+        yield f"{words} ({reason[:_LONGEST]})" if " " in reason else words
+    else:
+        yield reason[:_LONGEST]
     if noted.inside:
         # Torch's own functions are compiled as a part of what calls them alone.
         yield f"in {noted.inside}, which this line calls{', uncompiled' if noted.inside.startswith('torch/') else ''}"
@@ -122,7 +125,7 @@ def _evidence(case: Case, reason: str, noted: _Reason, regions: _Regions) -> Ite
     if regions.ns:
         every = several(max(round(regions.every), 1), "compiled region")
         whose = "that one's" if round(regions.behind) == 1 else "their"
-        behind = f"{regions.behind:.2g}{'' if regions.behind == round(regions.behind) else ' on average'}"
+        behind = f"{'' if regions.behind == round(regions.behind) else 'on average '}{regions.behind:.2g}"
         yield (
             f"a step enters {every}, {behind} of them behind it: what is around {whose} kernels takes "
             f"{of_step(regions.ns, case)}{', its part beside other findings' if regions.shared else ''}"
