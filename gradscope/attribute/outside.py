@@ -17,20 +17,16 @@ def adopt_outside_ops(table: EventTable, rows: Rows, steps: Steps) -> Rows:
 
     What a step computes before its first module call prepares data and stays between the phases, as do the batches of
     a DataLoader at any time, and what is done with gradients once they are there: clipping them, unscaling them, an
-    update by hand. A step without any module call is all forward until then.
+    update by hand. The forward pass of a step without any module call begins with what makes the first node: an update
+    by hand may lie in front of it, where steps end with the backward pass.
     """
-    begun = steps.start_ns.copy()
-    calls = np.flatnonzero((table.kind == RowKind.CALL) & (rows.category == Category.FORWARD) & (steps.of_row >= 0))
-    if len(calls) and len(begun):
-        first = np.full(len(begun), np.iinfo(np.int64).max)
-        np.minimum.at(first, steps.of_row[calls], table.start_ns[calls])
-        begun = np.where(first < np.iinfo(np.int64).max, first, begun)
     step = steps.of_row
     sharding = _inside_sharding(table)
     loose = (rows.category == Category.OTHER) & (step >= 0)
     loose &= np.isin(table.kind, (RowKind.OP, RowKind.ADD)) | sharding
-    loose[loose] = table.start_ns[loose] >= begun[step[loose]]
     loose &= ~_is_loading(table, loose)
+    begun = _begun(table, rows, loose, steps)
+    loose[loose] = table.start_ns[loose] >= begun[step[loose]]
     loose &= ~_is_behind_passes(table, rows, loose, step) | sharding
     loose &= ~_below_collectives(table, loose) | sharding
     asked = np.flatnonzero(loose)
@@ -38,6 +34,25 @@ def adopt_outside_ops(table: EventTable, rows: Rows, steps: Steps) -> Rows:
     category = rows.category.copy()
     category[loose] = Category.FORWARD
     return Rows(category, rows.owner)
+
+
+def _begun(table: EventTable, rows: Rows, loose: BoolColumn, steps: Steps) -> IntColumn:
+    """Return when the forward pass of each step begins; the step itself where nothing tells."""
+    calls = np.flatnonzero((table.kind == RowKind.CALL) & (rows.category == Category.FORWARD) & (steps.of_row >= 0))
+    found = _first(table, calls, steps)
+    asked = np.flatnonzero(loose)
+    asked = asked[found[steps.of_row[asked]] < 0]  # in steps without a call
+    asked = asked[_makes_nodes(table, _outermost(table, loose)[asked])]
+    found = np.where(found < 0, _first(table, asked, steps), found)
+    return np.where(found < 0, steps.start_ns, found)
+
+
+def _first(table: EventTable, rows: IntColumn, steps: Steps) -> IntColumn:
+    """Return when the first of these rows of each step begins; -1 where there is none."""
+    latest = np.iinfo(np.int64).max
+    first = np.full(len(steps.start_ns), latest)
+    np.minimum.at(first, steps.of_row[rows], table.start_ns[rows])
+    return np.where(first < latest, first, -1)
 
 
 def _is_behind_passes(table: EventTable, rows: Rows, asked: BoolColumn, step: IntColumn) -> BoolColumn:

@@ -191,7 +191,7 @@ def test_blocks_that_share_a_graph_of_other_sizes_each() -> None:
     calls = ((A, 0, 4), (B, 4, 9))
     found = run(graphs, *backward(1000, 5, *kernels, number=1), *backward(2000, 2, *kernels), calls=calls)
     assert layers(found) == {"a": 70, "a.x": 30, "b": 70, "b.x": 30}
-    assert {row.path: row.backward_flops for row in found.layers if row.flops} == {"a.x": 1, "b.x": 2}
+    assert {row.path: row.backward_flops for row in found.layers if row.backward_flops} == {"a.x": 1, "b.x": 2}
 
 
 @pytest.mark.parametrize("untold", [True, False])

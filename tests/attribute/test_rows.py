@@ -245,6 +245,22 @@ def test_the_last_operation_of_a_thread_is_forward_where_no_module_is_seen(calls
     assert forward_of(*calls, PASS, Row(RowKind.OP, 121, 125, "last", sequence=4)) == (set() if calls else {"last"})
 
 
+@pytest.mark.parametrize("calls", [(), (CALL,)])
+def test_an_update_by_hand_in_front_of_forward_is_none(calls: tuple[Row, ...]) -> None:
+    """Of the gradients of the step before: where no optimizer steps, steps end with backward."""
+    rows = [
+        Row(RowKind.OP, 100, 101, "update", sequence=4),
+        *calls,
+        Row(RowKind.OP, 121, 130, "matmul", sequence=4),
+        Row(RowKind.OP, 122, 123, "inside", sequence=4),
+        Row(RowKind.OP, 131, 132, "mask", sequence=5),
+        Row(RowKind.OP, 133, 134, "loss", sequence=5),
+        Row(RowKind.BACKWARD, 140, 150, "backward", argument=4),
+        Row(RowKind.OP, 210, 211, "of the next step", sequence=6),
+    ]
+    assert forward_of(*rows) == {"matmul", "inside", "mask", "loss"}
+
+
 def test_what_a_pass_calls_again_is_no_forward_that_goes_on() -> None:
     again = Row(RowKind.CALL, 112, 115, "again", argument=0)
     rows = [Row(RowKind.OP, 121, 125, "norm", sequence=4), Row(RowKind.OP, 126, 127, "next", sequence=4)]
