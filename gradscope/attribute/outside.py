@@ -104,7 +104,11 @@ def _makes_nodes(table: EventTable, asked: IntColumn) -> BoolColumn:
             for edges in (table.start_ns, table.end_ns)
         )
         inside, known = first < behind, behind < len(seen)
+        made = (table.kind == RowKind.NODE) & (table.forward_thread == thread)
+        latest = int(table.sequence[made].max(initial=-1))
         moved = np.full(len(behind), unknown)
+        last = inside & ~known  # a node that is run later tells that it was made
+        moved[last] |= table.sequence[seen[first[last]]] <= latest
         moved[known] = table.sequence[seen[behind[known]]] > table.sequence[seen[first[known]]]
         found[mine] = inside & moved
     return found

@@ -8,6 +8,7 @@ import platform
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
@@ -209,7 +210,7 @@ class SwitchWatch:
                 self.look()
 
         hook = guard.hook("reading torch's settings", first)
-        with aside.holding(lambda: register_module_forward_pre_hook(hook)), no_compile_warning():
+        with aside.holding(partial(register_module_forward_pre_hook, hook)), no_compile_warning():
             yield
 
     def look(self) -> None:

@@ -20,6 +20,8 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
+from typing import Any
 
 from torch.utils.hooks import RemovableHandle
 
@@ -31,6 +33,7 @@ from gradscope.compat import (
     keep_hooks_steady,
     others_global_hooks,
     reads_hooks_of,
+    remove_global_hooks,
 )
 
 _WAITS, _WAIT_S = 50, 0.001
@@ -41,6 +44,7 @@ class HooksAside:
 
     def __init__(self) -> None:
         self._hooks: list[_Hook] = []
+        self._functions: list[Callable[..., Any]] = []  # of all that there have been
         self._inside: set[int] = set()  # threads, by their ident
         self._lock = threading.RLock()  # a signal may come while it is held
         self._compiles = False
@@ -51,9 +55,10 @@ class HooksAside:
         _asides.add(self)
 
     @contextmanager
-    def holding(self, *register: Callable[[], RemovableHandle]) -> Iterator[None]:
-        """Have these hooks, each by what registers it, until the block is left."""
+    def holding(self, *register: partial[RemovableHandle]) -> Iterator[None]:
+        """Have these hooks until the block is left, each by what registers it, whose first argument it is."""
         mine = [_Hook(each) for each in register]
+        self._functions += [each.function for each in mine]
         try:
             with self._lock:
                 if self._entered and not self._guarded:  # between steps rather than in one
@@ -67,6 +72,7 @@ class HooksAside:
                 self._hooks = [each for each in self._hooks if each not in mine]
                 for each in mine:
                     each.take_out()
+                remove_global_hooks([each.function for each in mine])
                 if not self._hooks:
                     keep_hooks_steady(False)
 
@@ -89,6 +95,14 @@ class HooksAside:
         """A step begins: hooks that others kept from coming may come."""
         with self._lock:
             self._turn()
+
+    def end(self) -> None:
+        """No hook is to be there any more: a signal's handler may have raised while one was put in."""
+        with self._lock:
+            self._hooks, functions = [], self._functions
+            self._functions = []
+            remove_global_hooks(functions)
+            keep_hooks_steady(False)
 
     def are_read(self) -> None:
         """Dynamo has been seen to guard which hooks there are."""
@@ -141,22 +155,27 @@ class HooksAside:
 class _Hook:
     """One of ours. It never touches others' entries: other threads call these meanwhile."""
 
-    def __init__(self, register: Callable[[], RemovableHandle]) -> None:
+    def __init__(self, register: partial[RemovableHandle]) -> None:
         self._register = register
+        self.function: Callable[..., Any] = register.args[0]
         self.handle: RemovableHandle | None = None  # None: it is not registered
 
     def put_in(self) -> bool:
         """Register it; False where it is."""
         if self.handle is not None:
             return False
-        self.handle = self._register()
+        try:
+            self.handle = self._register()
+        except BaseException:  # a signal's handler raises: nobody has the handle
+            remove_global_hooks([self.function])
+            raise
         return True
 
     def take_out(self) -> None:
         """Remove it."""
-        handle, self.handle = self.handle, None
-        if handle is not None:
-            handle.remove()
+        if self.handle is not None:
+            self.handle.remove()
+            self.handle = None
 
 
 _asides: weakref.WeakSet[HooksAside] = weakref.WeakSet()

@@ -12,6 +12,7 @@ import threading
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial
 from time import perf_counter_ns
 from typing import Any, NamedTuple
 
@@ -199,8 +200,8 @@ class CallRecorder:
             enter, leave = (self._guard.hook(MODULE_CALLS, hook) for hook in (self._enter, self._leave))
             keep_eager(enter)  # and the other, whose code is the same
             hooks = self._aside.holding(
-                lambda: register_module_forward_pre_hook(enter),
-                lambda: register_module_forward_hook(leave, always_call=True),
+                partial(register_module_forward_pre_hook, enter),
+                partial(register_module_forward_hook, leave, always_call=True),
             )
             stack.enter_context(hooks)
             yield

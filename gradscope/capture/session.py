@@ -274,6 +274,7 @@ class Session:
                 self._leave()
         finally:
             self.run.guard.close("ending the run", self._installed)
+            self.run.hooks_aside.end()
             with self.run.guard.over(_KEEPING):
                 self.capture.hold()
             with self.run.guard.over(COMPILED_GRAPHS):

@@ -45,6 +45,7 @@ from gradscope.compat.engine import (
     marking_recompute,
     marking_waits,
     others_global_hooks,
+    remove_global_hooks,
     saved_value,
     swap_engine_entry,
 )
@@ -131,6 +132,7 @@ __all__ = [
     "quiet_kineto",
     "hooks_made",
     "reads_hooks_of",
+    "remove_global_hooks",
     "recompile_limit",
     "reducer_log",
     "release_profiler",

@@ -121,6 +121,20 @@ def others_global_hooks(own: Collection[int]) -> bool:
     return any(key not in own for table in tables for key in tuple(table))
 
 
+def remove_global_hooks(functions: Collection[Callable[..., Any]]) -> None:
+    """Remove hooks on all modules that are these functions, by whatever handle."""
+    module = torch.nn.modules.module
+    further = [
+        getattr(module, name, {})
+        for name in ("_global_forward_hooks_always_called", "_global_forward_hooks_with_kwargs")
+    ]
+    for table in (getattr(module, name) for name in _GLOBAL_HOOKS):
+        for key, hook in list(OrderedDict.items(table)):
+            if any(hook is each for each in functions):
+                for each in (table, *further):
+                    each.pop(key, None)
+
+
 def keep_hooks_steady(steady: bool) -> None:
     """Have torch go through a copy of its table of forward hooks on all modules, or through the table itself again.
 

@@ -22,6 +22,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, suppre
 from contextvars import ContextVar
 from dataclasses import replace
 from operator import attrgetter
+from types import FrameType
 from typing import Any, TypeVar
 
 import torch
@@ -38,6 +39,7 @@ from gradscope.compat.profilers import without_rows
 from gradscope.tables import CalledFrom, GraphNote, GraphRun, NodeNote
 
 _COMPILE, _DEBUG, _OUTPUT = (f"torch._inductor.{name}" for name in ("compile_fx", "debug", "output_code"))
+_STANDALONE, _VIRTUALIZED = "torch._inductor.standalone_compile", "torch._inductor.virtualized"
 _INSIDE = ("_compile_fx_main", "_compile_fx_inner")  # forward and backward, or backward that is compiled later
 _READ = {
     _COMPILE: ("_InProcessFxCompile.codegen_and_compile", *_INSIDE),
@@ -59,6 +61,7 @@ _SETTINGS: tuple[tuple[str, str, Any], ...] = (
     ("torch._inductor.config", "fx_graph_cache", False),
     ("torch._functorch.config", "enable_autograd_cache", False),
 )
+_NOTING = 2  # the first of them
 
 
 def probe_graphs() -> None:
@@ -243,8 +246,8 @@ class _Settings:
         self._before = ExitStack()  # what puts them back
 
     def hold(self) -> bool:
-        """Check that they are set now."""
-        return all(getattr(config, name) == value for config, name, value in self._values)
+        """Check that those are set by which graphs are noted: the environment may have caches used in any case."""
+        return all(getattr(config, name) == value for config, name, value in self._values[:_NOTING])
 
     @contextmanager
     def installed(self) -> Iterator[None]:
@@ -260,7 +263,7 @@ class _Settings:
 
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
-            if sys.modules["torch._functorch.config"].bundled_autograd_cache:
+            if _is_for_a_file():
                 return function(*args, **kwargs)
             with self._shared_by_all() if self._shared else self._set():
                 return function(*args, **kwargs)
@@ -288,6 +291,18 @@ class _Settings:
                 self._count -= 1
                 if not self._count:
                     self._before.close()
+
+
+def _is_for_a_file() -> bool:
+    """Check that what is compiled now is to be written to a file, for which torch takes it from its caches."""
+    if sys.modules["torch._functorch.config"].bundled_autograd_cache or sys.modules[_VIRTUALIZED].V.aot_compilation:
+        return True
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        if frame.f_code.co_name == "standalone_compile" and frame.f_globals.get("__name__") == _STANDALONE:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _owner(module: str, name: str) -> Any:

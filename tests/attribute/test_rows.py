@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -243,6 +245,16 @@ def test_an_operation_that_begins_when_another_ends_is_behind_it() -> None:
 def test_the_last_operation_of_a_thread_is_forward_where_no_module_is_seen(calls: tuple[Row, ...]) -> None:
     """It may be the forward pass of the next step; where modules are called that would call one."""
     assert forward_of(*calls, PASS, Row(RowKind.OP, 121, 125, "last", sequence=4)) == (set() if calls else {"last"})
+
+
+def test_the_last_operation_of_a_thread_made_what_backward_runs_behind_it() -> None:
+    """The loss of the last measured step: no operation follows that would tell."""
+    loss = Row(RowKind.OP, 121, 125, "loss", sequence=4)
+    passed = Row(RowKind.BACKWARD, 126, 150, "second", argument=0)
+    node = Row(RowKind.NODE, 127, 130, "node", sequence=4, forward_thread=1)
+    assert forward_of(CALL, PASS, loss, passed, node) == {"loss"}
+    assert forward_of(CALL, PASS, loss, passed, replace(node, sequence=3)) == set()
+    assert forward_of(CALL, PASS, loss, passed, replace(node, forward_thread=2)) == set()
 
 
 @pytest.mark.parametrize("calls", [(), (CALL,)])

@@ -9,6 +9,7 @@ import signal
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import partial
 from threading import Event, Thread, Timer, get_ident
 from typing import Any
 
@@ -48,7 +49,7 @@ def users(calls: list[str]) -> Iterator[Any]:
 
 def noting(calls: list[str], name: str) -> Any:
     """What registers a hook."""
-    return lambda: torchs.register_module_forward_hook(lambda *_: calls.append(name), always_call=True)
+    return partial(torchs.register_module_forward_hook, lambda *_: calls.append(name), always_call=True)
 
 
 def run() -> None:
@@ -159,7 +160,7 @@ def test_a_child_forked_while_another_thread_enters_compiled_code_takes_the_hook
             free.wait(60)
 
     thread = Thread(target=follows)
-    with aside.holding(lambda: torchs.register_module_forward_pre_hook(lambda *_: None)):
+    with aside.holding(partial(torchs.register_module_forward_pre_hook, lambda *_: None)):
         thread.start()
         locked.wait(60)
         child = os.fork()
@@ -180,7 +181,7 @@ def test_hooks_of_the_programs_make_dynamo_guard_ours(monkeypatch: pytest.Monkey
 
     def is_aside() -> bool:
         aside = HooksAside()
-        with aside.holding(lambda: torchs.register_module_forward_pre_hook(lambda *_: None)):
+        with aside.holding(partial(torchs.register_module_forward_pre_hook, lambda *_: None)):
             aside.follow(True, get_ident())
             found = not torchs._global_forward_pre_hooks
             aside.follow(False, get_ident())
@@ -201,7 +202,7 @@ def test_hooks_are_gone_while_anything_is_compiled_and_may_be_removed_meanwhile(
     aside = HooksAside()
 
     def register(name: str) -> Any:
-        return lambda: torchs.register_module_forward_hook(lambda *_: calls.append(name))
+        return partial(torchs.register_module_forward_hook, lambda *_: calls.append(name))
 
     with aside.holding(register("first")):
         aside.compiling(True)
@@ -300,7 +301,7 @@ def test_they_come_as_soon_as_it_has_gone_through(calls: list[str]) -> None:
 
 
 def test_torchs_table_can_be_copied_and_stored_meanwhile() -> None:
-    with HooksAside().holding(lambda: torchs.register_module_forward_hook(hook_of_a_module)):
+    with HooksAside().holding(partial(torchs.register_module_forward_hook, hook_of_a_module)):
         for found in (
             copy.deepcopy(torchs._global_forward_hooks),
             pickle.loads(pickle.dumps(torchs._global_forward_hooks)),
@@ -450,3 +451,54 @@ def test_modules_are_looked_at_again_where_somebody_has_registered_a_hook(
         handle = net.register_forward_hook(lambda *_: None)
         assert [compile_something() for _ in range(3)] == [0, 0, 0] and len(looked) == 3
         handle.remove()
+
+
+@pytest.mark.parametrize("place", ["put_in", "take_out"])
+def test_a_hook_that_a_signal_came_upon_is_not_left(
+    calls: list[str], place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When it is registered and nobody has the handle yet, or is removed and the handle still held."""
+    mine, aside = noting(calls, "mine"), HooksAside()
+    with aside.holding(mine):
+        if place == "put_in":
+            aside.compiling(True)
+
+            def register(*args: Any, **kwargs: Any) -> None:
+                mine(*args, **kwargs)
+                raise KeyboardInterrupt
+
+            aside._hooks[0]._register = register  # type: ignore[assignment]
+            with pytest.raises(KeyboardInterrupt):
+                aside.compiling(False)
+            assert not torchs._global_forward_hooks and not torchs._global_forward_hooks_always_called
+            aside._hooks[0]._register = mine
+        else:
+            with monkeypatch.context() as patched:
+                patched.setattr(RemovableHandle, "remove", signalled(RemovableHandle.remove))
+                with pytest.raises(KeyboardInterrupt):
+                    aside.compiling(True)
+            aside.compiling(True)
+            aside.compiling(False)
+        run()
+    run()
+    assert not torchs._global_forward_hooks and not torchs._global_forward_hooks_always_called
+    assert place == "take_out" or not calls
+
+
+def signalled(function: Any) -> Any:
+    def call(*args: Any) -> None:
+        function(*args)
+        raise KeyboardInterrupt
+
+    return call
+
+
+def test_at_the_end_of_the_run_no_hook_is_left(calls: list[str]) -> None:
+    aside = HooksAside()
+    mine = noting(calls, "mine")
+    holding = aside.holding(mine)
+    holding.__enter__()
+    mine()  # a second time, which nobody knows of
+    aside.end()
+    assert not torchs._global_forward_hooks and not torchs._global_forward_hooks_always_called
+    holding.__exit__(None, None, None)

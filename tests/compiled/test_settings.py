@@ -82,9 +82,12 @@ def test_what_the_program_sets_meanwhile_stays() -> None:
 
 def test_a_graph_that_is_to_be_written_to_a_file_is_compiled_as_it_is_alone(settings: _Settings) -> None:
     import torch._functorch.config as functorch
+    from torch._inductor.virtualized import V
 
     before = values()
     with functorch.patch(bundled_autograd_cache=True):
+        assert settings._around(values)() == before
+    with V.set_aot_compilation(True):
         assert settings._around(values)() == before
 
 
@@ -115,3 +118,19 @@ def test_threads_that_compile_at_the_same_time(settings: _Settings, shared: bool
         thread.join()
     assert seen[-1] == before and values() == before
     assert seen[0]
+
+
+def test_what_torch_takes_from_its_caches_to_write_it_is_compiled_as_it_is_alone(settings: _Settings) -> None:
+    scope = {"__name__": "torch._inductor.standalone_compile", "compile_something": settings._around(values)}
+    exec("def standalone_compile():\n    return compile_something()", scope)
+    before: list[Any] = values()
+    assert scope["standalone_compile"]() == before  # type: ignore[operator]
+
+
+def test_graphs_are_noted_where_the_environment_has_caches_used_in_any_case(settings: _Settings) -> None:
+    with settings._set():
+        config = inductor._owner("torch._inductor.config", "fx_graph_cache")
+        config.fx_graph_cache = True
+        assert settings.hold()
+        config.cpp.enable_kernel_profile = False
+        assert not settings.hold()
