@@ -12,11 +12,18 @@ from gradscope.tree import join
 
 
 def compiled_graphs(
-    notes: Sequence[GraphNote], runs: Sequence[GraphRun], names: ModuleNames, lines: list[LineInfo]
+    notes: Sequence[GraphNote],
+    runs: Sequence[GraphRun],
+    first: Mapping[int, Sequence[int]],
+    names: ModuleNames,
+    lines: list[LineInfo],
 ) -> dict[int, CompiledGraph]:
     """The graphs by the number of a run, layers by row, lines by their place in ``lines``, which gets what it lacks.
 
     FLOPs are those of the sizes that a graph was run with; 0 where these do not tell them.
+
+    Args:
+        first: of graphs the parameters of the first run, by address.
     """
     layers, places = _Layers(names), _Lines(lines)
     graphs = [
@@ -41,8 +48,17 @@ def compiled_graphs(
             is_pass=note.is_pass,
             zeros=ran.zeros,
             compiled=ran.graph,
+            moved=_moved(first.get(ran.graph, ()), ran.parameters, held),
         )
     return found
+
+
+def _moved(first: Sequence[int], now: Sequence[int], held: Mapping[int, int]) -> tuple[tuple[int, int], ...]:
+    """Layers whose parameters a graph was compiled with, each with that whose stand at the same places of a run."""
+    if len(first) != len(now):
+        return ()
+    pairs = [(held[one], held[other]) for one, other in zip(first, now, strict=True) if one in held and other in held]
+    return tuple(dict.fromkeys(pairs))
 
 
 def flops_of(ran: GraphRun, notes: Sequence[GraphNote]) -> Mapping[str, int] | None:

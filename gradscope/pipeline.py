@@ -247,7 +247,8 @@ def _read_run(
     trace = read_timed(capture, known, progress)
     # What a later pass noted is added to what was timed; where that fails, the times stand without it.
     guard = Guard(capture.failed)
-    graphs = partial(compiled_graphs, capture.compiled.graphs, capture.compiled.runs, trace.names)
+    watch = capture.compiled
+    graphs = partial(compiled_graphs, watch.graphs, watch.runs, watch.first, trace.names)
     memory_pass = MemoryPassOnce(capture.memory, trace.names, trace.parents, guard, graphs)
     result = _timed_with_survey(capture, trace, memory_pass, guard)
     if result is None:
@@ -281,7 +282,7 @@ def _timed_result(
 ) -> Attribution:
     assigned = assign(trace.skeleton, trace.settling, notes, trace.passes, trace.timed.interrupted)
     lines = survey.lines if survey is not None else []  # the steps of the memory pass may have added some
-    compiled = compiled_graphs(watch.graphs, watch.runs, trace.names, lines)
+    compiled = compiled_graphs(watch.graphs, watch.runs, watch.first, trace.names, lines)
     return build_result(
         assigned,
         trace.names.infos,

@@ -98,6 +98,7 @@ class GraphWatch:
     def __init__(self) -> None:
         self.graphs: list[GraphNote] = []
         self.runs: list[GraphRun] = []  # each once
+        self.first: dict[int, tuple[int, ...]] = {}  # of each graph the parameters of its first run, by their addresses
         self.has_run = False  # a graph has, also one that was compiled before
         self.untold = False  # such a graph has run while a profiler did
         self.told: Callable[[Sequence[torch.Tensor]], Any] | None = None  # of the parameters of a run that is new
@@ -105,6 +106,12 @@ class GraphWatch:
         self.reads: Callable[[int, Sequence[Any]], None] | None = None  # told of each run what it is run with
         self._known: dict[GraphRun, int] = {}
         self._looks: Counter[int] = Counter()  # of each run beyond the first
+
+    def name(self, number: int, inputs: Sequence[Any], *, profiled: bool) -> str:
+        """What the row is to be called of this run of a graph; empty where a profiler writes none."""
+        if number not in self.first:  # it has just been compiled, for these
+            self.first[number] = tuple(each.data_ptr() for each in inputs if isinstance(each, torch.nn.Parameter))
+        return f"{markers.GRAPH}{self.run(number, inputs)}" if profiled else ""
 
     def run(self, number: int, inputs: Sequence[Any]) -> int:
         """The number of a run of that graph."""
@@ -206,7 +213,17 @@ def _watching(watch: GraphWatch, copies: CopiedNodes, failed: Callable[[Exceptio
             failed(error)
         return made
 
-    call = runs.__call__
+    with ExitStack() as stack:
+        stack.enter_context(settings.installed())
+        stack.enter_context(replaced(compiles, "codegen_and_compile", codegen_and_compile))
+        stack.enter_context(replaced(runs, "__call__", _running(runs.__call__, watch, numbers, failed)))
+        yield
+
+
+def _running(
+    call: Callable[..., Any], watch: GraphWatch, numbers: Mapping[int, int], failed: Callable[[Exception], None]
+) -> Callable[..., Any]:
+    """What runs a graph, and tells of it."""
 
     @functools.wraps(call)
     def run(self: Any, inputs: Any) -> Any:
@@ -214,9 +231,10 @@ def _watching(watch: GraphWatch, copies: CopiedNodes, failed: Callable[[Exceptio
         number = numbers.get(id(self), -1)
         profiled = torch.autograd.profiler._is_profiler_enabled
         watch.untold |= profiled and number < 0
-        if profiled and number >= 0:
+        if number >= 0:
             try:
-                self._fx_graph_cache_key = f"{markers.GRAPH}{watch.run(number, inputs)}"  # which the row is called by
+                if name := watch.name(number, inputs, profiled=profiled):
+                    self._fx_graph_cache_key = name
             except Exception as error:
                 failed(error)
         if watch.around is None:
@@ -224,11 +242,7 @@ def _watching(watch: GraphWatch, copies: CopiedNodes, failed: Callable[[Exceptio
         with watch.around():
             return call(self, inputs)
 
-    with ExitStack() as stack:
-        stack.enter_context(settings.installed())
-        stack.enter_context(replaced(compiles, "codegen_and_compile", codegen_and_compile))
-        stack.enter_context(replaced(runs, "__call__", run))
-        yield
+    return run
 
 
 class _Settings:

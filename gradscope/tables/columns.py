@@ -304,6 +304,7 @@ class CompiledGraph:
         holders: the layers whose parameters it was run with.
         sized: the sizes that it ran with tell how many floating-point operations its nodes take.
         compiled: which of the graphs that were compiled it is, with whatever sizes; None: its nodes tell.
+        moved: layers whose parameters it was compiled with, each with that whose it was run with in their place.
     """
 
     kernels: tuple[tuple[str, tuple[str, ...]], ...]
@@ -315,6 +316,7 @@ class CompiledGraph:
     is_pass: bool = False
     zeros: tuple[str, ...] = ()
     compiled: int | None = None
+    moved: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,8 @@ from gradscope.tables import CalledFrom, CompiledGraph, FusedNode, GraphNote, Gr
 from .hand import Row
 from .test_compiled import (
     ATTENTION,
+    AX,
+    BX,
     COPY,
     FLASH,
     GEMM,
@@ -432,8 +434,8 @@ def test_a_function_that_is_called_for_two_models_tells_by_any_parameter_of_whic
     paths = ("", "a", "a.p", "a.q", "b", "b.p", "b.q", "c")
     nodes = {"f": fused(2), "s": fused(3)}
     made = replace(graph(nodes, cpp_1="f s"), holders=frozenset(map(paths.index, holders)))
-    assert block_of(made, -1, -1, paths) == (1, 4)
-    assert block_of(replace(made, holders=frozenset({2, 3})), -1, -1, paths) == (-1, -1)
+    assert block_of(made, made.holders, -1, -1, paths) == (1, 4)
+    assert block_of(made, {2, 3}, -1, -1, paths) == (-1, -1)
     moved = Moved.of(1, 4, paths, made.holders)
     assert [paths[moved.layer(each) or 0] for each in (2, 3)] == ["b.p", "b.q"]
 
@@ -442,7 +444,7 @@ def test_blocks_that_lie_in_others_of_the_same_name() -> None:
     paths = ("net.first.h.0.up", "net.first.h.0.down", "net.second.h.0.up", "net.second.h.0.down", "net", "net.first")
     paths += ("net.second", "net.first.h", "net.second.h", "net.first.h.0", "net.second.h.0")
     made = replace(graph({"u": fused(0), "d": fused(1)}, cpp_1="u d"), holders=frozenset({3}))
-    moved = Moved.of(*block_of(made, -1, -1, paths), paths, made.holders)
+    moved = Moved.of(*block_of(made, made.holders, -1, -1, paths), paths, made.holders)
     assert [moved.layer(0), moved.layer(1)] == [2, 3]
 
 
@@ -463,7 +465,7 @@ def sized_note(flops_at: Callable[[Sequence[int]], Mapping[str, int] | None] | N
 )
 def test_flops_of_a_run_are_those_of_its_sizes(sizes: tuple[int, ...], flops_at: Any, flops: int, sized: bool) -> None:
     (found,) = compiled_graphs(
-        [sized_note(flops_at)], [GraphRun(0, (), sizes)], ModuleNames((), {}, (), ()), []
+        [sized_note(flops_at)], [GraphRun(0, (), sizes)], {}, ModuleNames((), {}, (), ()), []
     ).values()
     assert (found.nodes["p"].flops, found.sized) == (flops, sized)
 
@@ -484,3 +486,41 @@ def test_a_size_that_torch_finds_out_while_it_runs_is_unknown() -> None:
     assert at[0] is not None and at[0](given) == 2 * 10 * 2 * 4
     with pytest.raises(inductor._UnknownSizeError):
         assert at[1] is not None and at[1](given)
+
+
+TWO = ("", "a", "a.p", "a.act", "a.q", "b", "b.p", "b.act", "b.q", "head.1", "head.2")
+
+
+def moved(*pairs: tuple[str, str]) -> dict[str, str]:
+    """Where each layer goes of which another's parameters stand at the place of its own."""
+    found = Moved.by_layers([(TWO.index(one), TWO.index(other)) for one, other in pairs], TWO)
+    return {} if found.to is None else {TWO[one]: TWO[to] for one, to in found.to.items() if one != to}
+
+
+def test_a_layer_is_that_whose_parameters_stand_at_its_place() -> None:
+    """And what lies beside it goes with it, whatever is frozen, shared, or of other models."""
+    tower = {"a": "b", "a.p": "b.p", "a.act": "b.act", "a.q": "b.q"}
+    assert moved(("a.p", "b.p"), ("a.q", "b.q")) == tower == moved(("a.q", "b.q"))
+    assert moved(("a.p", "a.p"), ("a.q", "b.q")) == {path: to for path, to in tower.items() if path != "a.p"}
+    assert moved(("head.1", "head.2")) == {"head.1": "head.2"}
+    assert moved(("a.q", "b.q"), ("head.1", "head.2")) == tower | {"head.1": "head.2"}
+    assert moved(("a.p", "a.q")) == {"a.p": "a.q"}  # two layers of one size
+    assert moved(("a.p", "a.p")) == moved() == {}
+
+
+def test_backward_is_of_the_model_whose_forward_made_its_node() -> None:
+    """Though it is run with no parameter: of one layer, say, whose input needs no gradient."""
+    nodes = {"x": fused(-1), "p": fused(AX, "x", flops=7)}
+    forward = replace(graph(nodes, cpp_1="p"), moved=((AX, AX),), holders=frozenset({AX}))
+    other = replace(graph(nodes, cpp_1="p"), moved=((AX, BX),), holders=frozenset({BX}))
+    graphs = {0: forward, 1: other, 2: graph(nodes, cpp_1="p")}
+    rows: list[Row] = []
+    for start, number, sequence in ((10, 0, 5), (40, 1, 6)):
+        rows.append(Row(RowKind.OP, start, start + 20, "CompiledFunction", sequence=sequence))
+        rows.append(Row(RowKind.GRAPH, start + 5, start + 15, GRAPH, argument=number))
+        rows.append(Row(RowKind.OP, start + 5, start + 15, "cpp_1"))
+    passes = [*backward(1000, 6, ("cpp_1", 70), number=2), *backward(2000, 5, ("cpp_1", 30), number=2)]
+    found = run(graphs, *rows, *passes)
+    assert layers(found) == {"a.x": 30, "b.x": 70}
+    flops = {row.path: (row.forward_flops, row.backward_flops) for row in found.layers if row.flops}
+    assert flops == {"a.x": (7, 7), "b.x": (7, 7)}

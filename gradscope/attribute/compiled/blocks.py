@@ -31,11 +31,39 @@ class Moved:
         there = {number: number if number in holders else caller for number in below}
         return cls({number: index.get(paths[caller] + rest, there[number]) for number, rest in below.items()})
 
+    @classmethod
+    def by_layers(cls, pairs: Collection[tuple[int, int]], paths: Sequence[str]) -> Moved:
+        """Of a function that is called for several models: each layer as that whose parameters it was run with.
+
+        Layers without parameters lie where those beside them do.
+
+        Args:
+            pairs: layers that it was compiled with, each with that which stands at its place in the run.
+        """
+        to: dict[int, int] = {}
+        for one, other in pairs:
+            to.setdefault(one, other)
+        index = {path: number for number, path in enumerate(paths)}
+        blocks = sorted({_around(paths[one], paths[other]) for one, other in to.items() if one != other}, reverse=True)
+        for number, path in enumerate(paths):
+            if number not in to:
+                images = (there + path[len(at) :] for _, at, there in blocks if _is_below(path, at))
+                to[number] = next((index[image] for image in images if image in index), number)
+        return cls(to if blocks else None)
+
     def layer(self, number: int) -> int | None:
         """The layer; None: that which runs the graph."""
         if number < 0:
             return None
         return number if self.to is None else self.to.get(number, number)
+
+
+def _around(one: str, other: str) -> tuple[int, str, str]:
+    """The outermost blocks around two layers that have one place in them, behind the length of the first's path."""
+    first, second = one.split("."), other.split(".")
+    while len(first) > 1 and len(second) > 1 and first[-1] == second[-1]:
+        del first[-1], second[-1]
+    return len(first), ".".join(first), ".".join(second)
 
 
 def _is_below(path: str, base: str) -> bool:
@@ -63,15 +91,20 @@ def _which(graph: CompiledGraph) -> tuple[str, int]:
     return ("nodes", id(graph.nodes)) if graph.compiled is None else ("compiled", graph.compiled)
 
 
-def block_of(graph: CompiledGraph, base: int, caller: int, paths: Sequence[str]) -> tuple[int, int]:
+def block_of(
+    graph: CompiledGraph, holders: Collection[int], base: int, caller: int, paths: Sequence[str]
+) -> tuple[int, int]:
     """The block that a graph was compiled in and the one that ran it: ``base`` and ``caller``, or parts of a caller.
 
     A part of a model that runs for several blocks, behind a graph break say, tells by its parameters of which it is.
+
+    Args:
+        holders: the layers whose parameters it was run with, or of backward the graph of forward.
     """
-    if base != caller or not graph.holders:
+    if base != caller or not holders:
         return base, caller
     inside = {paths[node.layer] for node in graph.nodes.values() if node.layer >= 0}
-    ran = {paths[layer] for layer in graph.holders}
+    ran = {paths[layer] for layer in holders}
     if ran <= inside:
         return base, caller
     known = {path: number for number, path in enumerate(paths)}

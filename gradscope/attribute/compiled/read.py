@@ -20,7 +20,7 @@ from gradscope.attribute.compiled.fused import SCALE, Nodes, Share, computed_by,
 from gradscope.attribute.compiled.order import match, match_replay, row_name
 from gradscope.attribute.compiled.replays import Launched, rows_below, zeros_beside
 from gradscope.attribute.cost_table import Contribution
-from gradscope.attribute.nodes import OUTSIDE
+from gradscope.attribute.nodes import OUTSIDE, nearest
 from gradscope.attribute.rows import INHERIT, BoolColumn, Category, Rows
 from gradscope.attribute.survey import NO_LINE
 from gradscope.ops import ZEROS_OF_UNUSED
@@ -101,24 +101,29 @@ def read_compiled(assigned: Assigned, graphs: Mapping[int, CompiledGraph], paths
         return None
     callers = assigned.rows.owner[regions]
     bases = bases_of(graphs, table.argument[regions], callers, paths)
+    telling = _of_forward(table, regions)
     # Several: blocks share the graph. Of one alone they say nothing: a parametrization's layer holds no weight itself.
     holders: dict[int, set[frozenset[int]]] = defaultdict(set)
-    for graph in graphs.values():
-        holders[id(graph.kernels)].add(graph.holders)
-    known: dict[tuple[int, int], _Known] = {}
+    for number, told in zip(table.argument[regions].tolist(), telling, strict=True):
+        holders[id(graphs[number].kernels)].add(graphs[told].holders)
+    known: dict[tuple[int, int, int], _Known] = {}
     flops = Counter[tuple[int, bool]]()
     marked = _Marked(table)
     unmatched, untold = 0, False
     below = rows_below(table, regions)
     launched = Launched.of(assigned, regions, below)
     zeros = zeros_beside(table, regions[assigned.skeleton.in_backward[regions]])
-    for region, caller in zip(regions.tolist(), callers.tolist(), strict=True):
-        number, place = int(table.argument[region]), (int(table.argument[region]), caller)
+    for region, caller, told in zip(regions.tolist(), callers.tolist(), telling, strict=True):
+        number = int(table.argument[region])
+        place = number, caller, told
         if place not in known:
             block = bases.get(number, caller), caller
-            if len(holders[id(graphs[number].kernels)]) > 1:
-                block = block_of(graphs[number], *block, paths)
-            known[place] = _Known.of(graphs[number], Moved.of(*block, paths, graphs[number].holders))
+            moved = Moved.by_layers(graphs[told].moved, paths) if block[0] == caller else Moved(None)
+            if moved.to is None:
+                if len(holders[id(graphs[number].kernels)]) > 1 and not graphs[told].moved:
+                    block = block_of(graphs[number], graphs[told].holders, *block, paths)
+                moved = Moved.of(*block, paths, graphs[number].holders)
+            known[place] = _Known.of(graphs[number], moved)
         here = known[place]
         marked.zeros(zeros.get(region, ()), here.unused)
         children = below.get(region, [])
@@ -135,13 +140,13 @@ def read_compiled(assigned: Assigned, graphs: Mapping[int, CompiledGraph], paths
             for layer, count in here.flops.items():
                 flops[caller if layer is None else layer, backward] += count
                 untold |= graphs[number].is_pass and caller < 0 and layer is None
-    readers = {
-        (number, caller): tuple(
-            None if each is None else (caller if each[0] is None else each[0], each[1]) for each in here.readers
-        )
-        for (number, caller), here in known.items()
+    readers: dict[tuple[int, int], tuple[tuple[int, int] | None, ...]] = {}
+    for (number, caller, _), here in known.items():
+        read = (None if each is None else (caller if each[0] is None else each[0], each[1]) for each in here.readers)
+        readers.setdefault((number, caller), tuple(read))
+    uncounted = {
+        caller if layer is None else layer for (_, caller, _), here in known.items() for layer in here.uncounted
     }
-    uncounted = {caller if layer is None else layer for (_, caller), here in known.items() for layer in here.uncounted}
     return CompiledTime(
         marked.of_row(assigned),
         marked.of_activity,
@@ -157,6 +162,26 @@ def read_compiled(assigned: Assigned, graphs: Mapping[int, CompiledGraph], paths
         untold,
         readers,
     )
+
+
+def _of_forward(table: EventTable, regions: IntColumn) -> list[int]:
+    """Of each of these runs the run of forward that it is the backward of, by their numbers; else its own.
+
+    It lies in the node that the other has made.
+    """
+    numbers, found = table.argument[regions], table.argument[regions].copy()
+    nodes = nearest(table, regions, (RowKind.NODE,))
+    made: dict[tuple[int, int], int] = {}
+    for place in np.flatnonzero(nodes < 0).tolist():
+        row = int(table.parent[regions[place]])
+        while row >= 0 and not (table.kind[row] == RowKind.OP and table.sequence[row] >= 0):
+            row = int(table.parent[row])
+        if row >= 0:
+            made[int(table.thread[row]), int(table.sequence[row])] = int(numbers[place])
+    for place in np.flatnonzero(nodes >= 0).tolist():
+        node = nodes[place]
+        found[place] = made.get((int(table.forward_thread[node]), int(table.sequence[node])), numbers[place])
+    return [int(each) for each in found]
 
 
 class _Marked:
