@@ -42,8 +42,10 @@ def _begun(table: EventTable, rows: Rows, loose: BoolColumn, steps: Steps) -> In
     found = _first(table, calls, steps)
     asked = np.flatnonzero(loose)
     asked = asked[found[steps.of_row[asked]] < 0]  # in steps without a call
-    asked = asked[_makes_nodes(table, _outermost(table, loose)[asked])]
-    found = np.where(found < 0, _first(table, asked, steps), found)
+    makes = np.zeros(len(table), bool)
+    makes[asked] = _makes_nodes(table, _outermost(table, loose)[asked])
+    _follow_lookups(table, makes, asked)
+    found = np.where(found < 0, _first(table, np.flatnonzero(makes), steps), found)
     return np.where(found < 0, steps.start_ns, found)
 
 
@@ -81,7 +83,7 @@ def _is_behind_passes(table: EventTable, rows: Rows, asked: BoolColumn, step: In
 def _follow_lookups(table: EventTable, found: BoolColumn, places: IntColumn) -> None:
     """Where Dynamo looks for compiled code is found to be what that code is, which comes next in its thread."""
     lookups = [number for number, name in enumerate(table.names) if name.startswith(_LOOKUP)]
-    for row in places[found[places] & np.isin(table.name[places], lookups)].tolist():
+    for row in places[np.isin(table.name[places], lookups)].tolist():
         mine = places[(table.thread[places] == table.thread[row]) & (table.start_ns[places] >= table.end_ns[row])]
         if len(mine):
             found[row] = found[mine[np.argmin(table.start_ns[mine])]]

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from threading import Event, Thread
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from gradscope.compat import inductor
-from gradscope.compat.inductor import _SETTINGS, GraphWatch, _Settings, watching_graphs
+from gradscope.compat.inductor import _SETTINGS, GraphWatch, _running, _Settings, watching_graphs
+from gradscope.tables import GraphNote
 
 # Loading Inductor warns of torch's own use of TorchScript.
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script_method`:DeprecationWarning")
@@ -134,3 +137,26 @@ def test_graphs_are_noted_where_the_environment_has_caches_used_in_any_case(sett
         assert settings.hold()
         config.cpp.enable_kernel_profile = False
         assert not settings.hold()
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_graphs_that_nobody_told_of_count_where_a_profiler_runs(known: bool) -> None:
+    """What runs beside the measured steps alone needs no note."""
+    watch, graph = GraphWatch(), SimpleNamespace()
+    run = _running(lambda *_: None, watch, {id(graph): 0} if known else {}, pytest.fail)
+    run(graph, [])
+    assert watch.has_run and not watch.untold and watch.first == ({0: ()} if known else {})
+    if known:
+        watch.graphs.append(GraphNote((), {}))
+    with torch.autograd.profiler.profile():
+        run(graph, [])
+    assert watch.untold is not known and len(watch.runs) == known
+    assert hasattr(graph, "_fx_graph_cache_key") is known
+
+
+def test_parameters_of_a_graphs_first_run_are_those_that_it_was_compiled_for() -> None:
+    watch = GraphWatch()
+    one, other = torch.nn.Parameter(torch.ones(2)), torch.nn.Parameter(torch.ones(2))
+    assert not watch.name(7, [torch.ones(2), one, 3], profiled=False)
+    watch.name(7, [torch.ones(2), other, 3], profiled=False)
+    assert watch.first == {7: (one.data_ptr(),)}

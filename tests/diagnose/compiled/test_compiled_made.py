@@ -257,6 +257,7 @@ def test_lines_that_break_for_one_reason_are_one_finding() -> None:
     assert "also at model.py:4, model.py:5, model.py:6 and 1 more" in items.evidence
     assert jump.evidence.startswith("a branch that depends on a tensor's value (generic_jump")
     assert (items.cost_ns, jump.cost_ns) == (4.5 * MS, 1.5 * MS)
+    assert all("its part beside other findings" in each.evidence for each in (items, jump))
 
 
 def test_a_break_that_is_not_in_the_step_costs_nothing_there() -> None:
@@ -312,7 +313,7 @@ def test_what_is_around_kernels_is_all_of_it_in_all_versions() -> None:
     (finding,) = found("graph-break", ops, breaks=[first, {**branch_at("model.py:9"), "frames": [], "skipped": False}])
     assert finding.cost_ns == 15 * MS * 3 / 4
     assert "4 compiled regions, 3 of them" in finding.evidence and "each by itself" in finding.evidence
-    assert "what is around their kernels" in finding.evidence
+    assert "what is around their kernels" in finding.evidence and "beside other findings" not in finding.evidence
     (finding,) = found("graph-break", ops[:2], breaks=[first])
     assert "what is around that one's kernels" in finding.evidence
 
