@@ -274,7 +274,8 @@ class Session:
                 self._leave()
         finally:
             self.run.guard.close("ending the run", self._installed)
-            self.run.hooks_aside.end()
+            with self.run.guard.over("ending the run"):
+                self.run.hooks_aside.end()
             with self.run.guard.over(_KEEPING):
                 self.capture.hold()
             with self.run.guard.over(COMPILED_GRAPHS):

@@ -91,8 +91,8 @@ def _following(frames: Any, follow: Callable[[bool, int], None]) -> Iterator[Non
     for name, function in ours.items():
         keep_frame_eager(function)  # with what it calls, the callback would be put back that it sets
         setattr(frames, name, function)
-    calls.look_at_others()
     try:
+        calls.look_at_others()
         yield
     finally:
         for name, function in ours.items():
