@@ -13,16 +13,13 @@ import math
 import os
 import re
 import sys
-import threading
 import warnings
 import weakref
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
-from contextvars import ContextVar
 from dataclasses import replace
 from operator import attrgetter
-from types import FrameType
 from typing import Any, TypeVar
 
 import torch
@@ -34,15 +31,14 @@ from gradscope.compat.compiled_autograd import CopiedNodes, compiles_pass, from_
 from gradscope.compat.dynamo.log import users_name
 from gradscope.compat.flops import flop_formulas
 from gradscope.compat.imports import once_imported
+from gradscope.compat.inductor_settings import INSIDE, SETTINGS, Settings
 from gradscope.compat.private import dispatch_depth, replaced
 from gradscope.compat.profilers import without_rows
 from gradscope.tables import CalledFrom, GraphNote, GraphRun, NodeNote
 
 _COMPILE, _DEBUG, _OUTPUT = (f"torch._inductor.{name}" for name in ("compile_fx", "debug", "output_code"))
-_STANDALONE, _VIRTUALIZED = "torch._inductor.standalone_compile", "torch._inductor.virtualized"
-_INSIDE = ("_compile_fx_main", "_compile_fx_inner")  # forward and backward, or backward that is compiled later
 _READ = {
-    _COMPILE: ("_InProcessFxCompile.codegen_and_compile", *_INSIDE),
+    _COMPILE: ("_InProcessFxCompile.codegen_and_compile", *INSIDE),
     _OUTPUT: ("CompiledFxGraph.__call__",),
     _DEBUG: ("_inductor_kernel_provenance_debug_handle", "_inductor_triton_kernel_to_post_grad_node_info"),
 }
@@ -53,15 +49,6 @@ _FRAME = re.compile(r'File "(?P<file>[^"\n]+)", line (?P<line>\d+), in (?P<funct
 _OPTIMIZERS = os.path.join("torch", "optim", "")  # in the path of a file
 TANGENTS = "tangents_"  # what AOTAutograd calls the gradients of what a graph has returned
 _FORWARD = ("is_forward", "must_be_in_forward")
-
-# While a graph is compiled. One that a cache holds has no nodes any more; what its code was compiled to stays cached.
-_SETTINGS: tuple[tuple[str, str, Any], ...] = (
-    ("torch._inductor.config", "trace.provenance_tracking_level", 1),
-    ("torch._inductor.config", "cpp.enable_kernel_profile", True),  # kernels on the CPU write rows
-    ("torch._inductor.config", "fx_graph_cache", False),
-    ("torch._functorch.config", "enable_autograd_cache", False),
-)
-_NOTING = 2  # the first of them
 
 
 def probe_graphs() -> None:
@@ -76,7 +63,7 @@ def probe_graphs() -> None:
     for module, names in _READ.items():
         for name in names:
             attrgetter(name)(modules[module])
-    for module, name, _ in _SETTINGS:
+    for module, name, _ in SETTINGS:
         attrgetter(name)(importlib.import_module(module))
 
 
@@ -192,7 +179,7 @@ def _watching(watch: GraphWatch, copies: CopiedNodes, failed: Callable[[Exceptio
             numbers[id(made)] = len(watch.graphs) - 1
             weakref.finalize(made, numbers.pop, id(made), None)
 
-    settings = _Settings()
+    settings = Settings()
     original = compiles.codegen_and_compile
 
     @functools.wraps(original)
@@ -243,87 +230,6 @@ def _running(
             return call(self, inputs)
 
     return run
-
-
-class _Settings:
-    """Inductor's settings, as they are to be while it compiles: at any other time they are the program's to change.
-
-    Torch keeps them thread by thread, but for 2.11: there those who compile at the same time share them.
-    """
-
-    def __init__(self) -> None:
-        self._values = [(_owner(module, name), name.rpartition(".")[2], value) for module, name, value in _SETTINGS]
-        entry = next(iter(sys.modules["torch._inductor.config"]._config.values()))
-        self._shared = not isinstance(entry.user_override, ContextVar)
-        self._lock = threading.RLock()
-        self._count = 0  # of those that share them
-        self._before = ExitStack()  # what puts them back
-
-    def hold(self) -> bool:
-        """Check that those are set by which graphs are noted: the environment may have caches used in any case."""
-        return all(getattr(config, name) == value for config, name, value in self._values[:_NOTING])
-
-    @contextmanager
-    def installed(self) -> Iterator[None]:
-        """Have all that is compiled meanwhile compiled with them."""
-        compiler = sys.modules[_COMPILE]
-        with ExitStack() as stack:
-            for name in _INSIDE:
-                stack.enter_context(replaced(compiler, name, self._around(getattr(compiler, name))))
-            yield
-
-    def _around(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """``function`` with the settings, unless the program asks for a graph that can be written to a file."""
-
-        @functools.wraps(function)
-        def call(*args: Any, **kwargs: Any) -> Any:
-            if _is_for_a_file():
-                return function(*args, **kwargs)
-            with self._shared_by_all() if self._shared else self._set():
-                return function(*args, **kwargs)
-
-        return call
-
-    @contextmanager
-    def _set(self) -> Iterator[None]:
-        with ExitStack() as stack:
-            for config, name, value in self._values:
-                stack.callback(setattr, config, name, getattr(config, name))
-                setattr(config, name, value)
-            yield
-
-    @contextmanager
-    def _shared_by_all(self) -> Iterator[None]:
-        with self._lock:
-            if not self._count:
-                self._before.enter_context(self._set())
-            self._count += 1
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._count -= 1
-                if not self._count:
-                    self._before.close()
-
-
-def _is_for_a_file() -> bool:
-    """Check that what is compiled now is to be written to a file, for which torch takes it from its caches."""
-    if sys.modules["torch._functorch.config"].bundled_autograd_cache or sys.modules[_VIRTUALIZED].V.aot_compilation:
-        return True
-    frame: FrameType | None = sys._getframe()
-    while frame is not None:
-        if frame.f_code.co_name == "standalone_compile" and frame.f_globals.get("__name__") == _STANDALONE:
-            return True
-        frame = frame.f_back
-    return False
-
-
-def _owner(module: str, name: str) -> Any:
-    """The part of a module of settings that has this one."""
-    part = name.rpartition(".")[0]
-    config = importlib.import_module(module)
-    return attrgetter(part)(config) if part else config
 
 
 def _last_handle() -> int:

@@ -11,27 +11,28 @@ from typing import Any
 import pytest
 import torch
 
-from gradscope.compat import inductor
-from gradscope.compat.inductor import _SETTINGS, GraphWatch, _running, _Settings, watching_graphs
+from gradscope.compat import inductor, inductor_settings
+from gradscope.compat.inductor import GraphWatch, _running, watching_graphs
+from gradscope.compat.inductor_settings import SETTINGS, Settings
 from gradscope.tables import GraphNote
 
 # Loading Inductor warns of torch's own use of TorchScript.
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script_method`:DeprecationWarning")
 
-OURS = [value for _, _, value in _SETTINGS]
+OURS = [value for _, _, value in SETTINGS]
 
 
 @pytest.fixture
-def settings() -> _Settings:
+def settings() -> Settings:
     inductor.probe_graphs()
-    return _Settings()
+    return Settings()
 
 
 def values() -> list[Any]:
-    return [getattr(inductor._owner(module, name), name.rpartition(".")[2]) for module, name, _ in _SETTINGS]
+    return [getattr(inductor_settings._owner(module, name), name.rpartition(".")[2]) for module, name, _ in SETTINGS]
 
 
-def test_they_are_set_while_something_is_compiled_and_as_before_behind_it(settings: _Settings) -> None:
+def test_they_are_set_while_something_is_compiled_and_as_before_behind_it(settings: Settings) -> None:
     before, seen = values(), []
 
     def compile_something(inner: bool) -> None:
@@ -83,7 +84,7 @@ def test_what_the_program_sets_meanwhile_stays() -> None:
     assert values() == before and not failed
 
 
-def test_a_graph_that_is_to_be_written_to_a_file_is_compiled_as_it_is_alone(settings: _Settings) -> None:
+def test_a_graph_that_is_to_be_written_to_a_file_is_compiled_as_it_is_alone(settings: Settings) -> None:
     import torch._functorch.config as functorch
     from torch._inductor.virtualized import V
 
@@ -95,7 +96,7 @@ def test_a_graph_that_is_to_be_written_to_a_file_is_compiled_as_it_is_alone(sett
 
 
 @pytest.mark.parametrize("shared", [True, False])
-def test_threads_that_compile_at_the_same_time(settings: _Settings, shared: bool) -> None:
+def test_threads_that_compile_at_the_same_time(settings: Settings, shared: bool) -> None:
     """With torch 2.11 they share the settings: the last of them puts these back."""
     if not shared and settings._shared:
         pytest.skip("threads share the settings with this torch")
@@ -123,16 +124,16 @@ def test_threads_that_compile_at_the_same_time(settings: _Settings, shared: bool
     assert seen[0]
 
 
-def test_what_torch_takes_from_its_caches_to_write_it_is_compiled_as_it_is_alone(settings: _Settings) -> None:
+def test_what_torch_takes_from_its_caches_to_write_it_is_compiled_as_it_is_alone(settings: Settings) -> None:
     scope = {"__name__": "torch._inductor.standalone_compile", "compile_something": settings._around(values)}
     exec("def standalone_compile():\n    return compile_something()", scope)
     before: list[Any] = values()
     assert scope["standalone_compile"]() == before  # type: ignore[operator]
 
 
-def test_graphs_are_noted_where_the_environment_has_caches_used_in_any_case(settings: _Settings) -> None:
+def test_graphs_are_noted_where_the_environment_has_caches_used_in_any_case(settings: Settings) -> None:
     with settings._set():
-        config = inductor._owner("torch._inductor.config", "fx_graph_cache")
+        config = inductor_settings._owner("torch._inductor.config", "fx_graph_cache")
         config.fx_graph_cache = True
         assert settings.hold()
         config.cpp.enable_kernel_profile = False

@@ -1,0 +1,110 @@
+"""Inductor's settings while it compiles what is measured: the program's own at any other time."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
+from operator import attrgetter
+from types import FrameType
+from typing import Any
+
+from gradscope.compat.private import replaced
+
+_COMPILE = "torch._inductor.compile_fx"
+_STANDALONE, _VIRTUALIZED = "torch._inductor.standalone_compile", "torch._inductor.virtualized"
+INSIDE = ("_compile_fx_main", "_compile_fx_inner")  # forward and backward, or backward that is compiled later
+
+# While a graph is compiled. One that a cache holds has no nodes any more; what its code was compiled to stays cached.
+SETTINGS: tuple[tuple[str, str, Any], ...] = (
+    ("torch._inductor.config", "trace.provenance_tracking_level", 1),
+    ("torch._inductor.config", "cpp.enable_kernel_profile", True),  # kernels on the CPU write rows
+    ("torch._inductor.config", "fx_graph_cache", False),
+    ("torch._functorch.config", "enable_autograd_cache", False),
+)
+_NOTING = 2  # the first of them
+
+
+class Settings:
+    """Inductor's settings, as they are to be while it compiles: at any other time they are the program's to change.
+
+    Torch keeps them thread by thread, but for 2.11: there those who compile at the same time share them.
+    """
+
+    def __init__(self) -> None:
+        self._values = [(_owner(module, name), name.rpartition(".")[2], value) for module, name, value in SETTINGS]
+        entry = next(iter(sys.modules["torch._inductor.config"]._config.values()))
+        self._shared = not isinstance(entry.user_override, ContextVar)
+        self._lock = threading.RLock()
+        self._count = 0  # of those that share them
+        self._before = ExitStack()  # what puts them back
+
+    def hold(self) -> bool:
+        """Check that those are set by which graphs are noted: the environment may have caches used in any case."""
+        return all(getattr(config, name) == value for config, name, value in self._values[:_NOTING])
+
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        """Have all that is compiled meanwhile compiled with them."""
+        compiler = sys.modules[_COMPILE]
+        with ExitStack() as stack:
+            for name in INSIDE:
+                stack.enter_context(replaced(compiler, name, self._around(getattr(compiler, name))))
+            yield
+
+    def _around(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """``function`` with the settings, unless the program asks for a graph that can be written to a file."""
+
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if _is_for_a_file():
+                return function(*args, **kwargs)
+            with self._shared_by_all() if self._shared else self._set():
+                return function(*args, **kwargs)
+
+        return call
+
+    @contextmanager
+    def _set(self) -> Iterator[None]:
+        with ExitStack() as stack:
+            for config, name, value in self._values:
+                stack.callback(setattr, config, name, getattr(config, name))
+                setattr(config, name, value)
+            yield
+
+    @contextmanager
+    def _shared_by_all(self) -> Iterator[None]:
+        with self._lock:
+            if not self._count:
+                self._before.enter_context(self._set())
+            self._count += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._count -= 1
+                if not self._count:
+                    self._before.close()
+
+
+def _is_for_a_file() -> bool:
+    """Check that what is compiled now is to be written to a file, for which torch takes it from its caches."""
+    if sys.modules["torch._functorch.config"].bundled_autograd_cache or sys.modules[_VIRTUALIZED].V.aot_compilation:
+        return True
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        if frame.f_code.co_name == "standalone_compile" and frame.f_globals.get("__name__") == _STANDALONE:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _owner(module: str, name: str) -> Any:
+    """The part of a module of settings that has this one."""
+    part = name.rpartition(".")[0]
+    config = importlib.import_module(module)
+    return attrgetter(part)(config) if part else config
