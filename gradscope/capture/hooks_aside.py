@@ -19,7 +19,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
@@ -48,7 +48,9 @@ class HooksAside:
         self._inside: set[int] = set()  # threads, by their ident
         self._lock = threading.RLock()  # a signal may come while it is held
         self._compiles = False
+        self._compiled = False  # anything was since this began
         self._entered = False  # any thread has entered compiled code
+        self._until_compiled: list[ExitStack] = []
         self._guarded: bool | None = None  # not known yet
         self._made = 0  # handles of ours so far
         self._none_among: int | None = None  # of others' handles, when no module had hooks
@@ -76,10 +78,34 @@ class HooksAside:
                 if not self._hooks:
                     keep_hooks_steady(False)
 
+    @contextmanager
+    def until_compiled(self, context: AbstractContextManager[None]) -> Iterator[None]:
+        """Have ``context`` until the block is left, but not from where any thread compiles, or enters compiled code.
+
+        For what Dynamo would guard: a class with another ``forward`` than before.
+        """
+        mine = ExitStack()
+        try:
+            with self._lock:
+                if not self._compiled and not self._entered:
+                    self._until_compiled.append(mine)
+                    mine.enter_context(context)
+            yield
+        finally:
+            with self._lock:
+                mine.close()
+                self._until_compiled = [each for each in self._until_compiled if each is not mine]
+
+    def _leave_what_is_guarded(self) -> None:
+        leaving, self._until_compiled = self._until_compiled, []
+        for each in leaving:
+            each.close()
+
     def follow(self, entered: bool, thread: int) -> None:
         """A compiled function is entered by the thread of that ident, or has been left."""
         with self._lock:
             self._entered = True
+            self._leave_what_is_guarded()
             (self._inside.add if entered else self._inside.discard)(thread)
             self._turn()
 
@@ -87,6 +113,8 @@ class HooksAside:
         """Some thread compiles something, or none does any more."""
         with self._lock:
             self._compiles = begins
+            self._compiled = True
+            self._leave_what_is_guarded()
             if not begins and not self._guarded:
                 self._guarded = None  # what was compiled may have hooks by now
             self._turn()
@@ -103,6 +131,7 @@ class HooksAside:
             self._functions = []
             remove_global_hooks(functions)
             keep_hooks_steady(False)
+            self._leave_what_is_guarded()
 
     def are_read(self) -> None:
         """Dynamo has been seen to guard which hooks there are."""

@@ -10,7 +10,7 @@ import itertools
 import sys
 import threading
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from time import perf_counter_ns
@@ -225,7 +225,10 @@ class CallRecorder:
         found = classes_to_watch(known.values(), set(map(id, leaves)), self._is_always_told_of)
         found -= self.registry.called_by_hand
         self.registry.called_by_hand |= found
-        self._by_hand.enter_context(watching(found, self._enter_by_hand, self._leave_by_hand))
+        self._by_hand.enter_context(self._watching(found))
+
+    def _watching(self, kinds: Collection[type[nn.Module]]) -> AbstractContextManager[None]:
+        return self._aside.until_compiled(watching(kinds, self._enter_by_hand, self._leave_by_hand))
 
     def _is_always_told_of(self, module: nn.Module) -> bool:
         """Check that hooks told of the module's calls, and of none of its parts while no module was open.
@@ -239,9 +242,8 @@ class CallRecorder:
     def _watch_by_hand(self, stack: ExitStack) -> None:
         self._by_hand = ExitStack()
         stack.callback(self._by_hand.close)
-        kinds = self.registry.called_by_hand
         with self._guard.over(BY_HAND):
-            self._by_hand.enter_context(watching(kinds, self._enter_by_hand, self._leave_by_hand))
+            self._by_hand.enter_context(self._watching(self.registry.called_by_hand))
         if "torch._dynamo" in sys.modules:
             with self._guard.over(BY_HAND):
                 stack.enter_context(watching_compiled(all_modules(), self._enter_by_hand, self._leave_by_hand))

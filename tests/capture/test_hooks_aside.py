@@ -8,7 +8,7 @@ import pickle
 import signal
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from threading import Event, Thread, Timer, get_ident
 from typing import Any
@@ -502,3 +502,40 @@ def test_at_the_end_of_the_run_no_hook_is_left(calls: list[str]) -> None:
     aside.end()
     assert not torchs._global_forward_hooks and not torchs._global_forward_hooks_always_called
     holding.__exit__(None, None, None)
+
+
+@contextmanager
+def noted(said: list[str]) -> Iterator[None]:
+    said.append("on")
+    try:
+        yield
+    finally:
+        said.append("off")
+
+
+@pytest.mark.parametrize("tell", [lambda aside: aside.compiling(True), lambda aside: aside.follow(True, get_ident())])
+def test_what_dynamo_would_guard_is_off_for_good_once_anything_is_compiled(tell: Callable[[HooksAside], None]) -> None:
+    aside = HooksAside()
+    said: list[str] = []
+    with aside.until_compiled(noted(said)):
+        assert said == ["on"]
+        tell(aside)
+        assert said == ["on", "off"]
+        aside.compiling(False)
+        with aside.until_compiled(noted(said)):
+            pass
+    assert said == ["on", "off"]
+
+
+def test_what_dynamo_would_guard_is_off_behind_its_block() -> None:
+    aside = HooksAside()
+    said: list[str] = []
+    with aside.until_compiled(noted(said)):
+        pass
+    aside.compiling(True)
+    assert said == ["on", "off"]
+    other = HooksAside()
+    with other.until_compiled(noted(said)):
+        other.end()
+        assert said[2:] == ["on", "off"]
+    assert len(said) == 4

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -103,10 +102,6 @@ class Run:
             or self.capture.compiled.has_run
             or (not is_switched_off() and uses_compile(self.capture.registry.alive(), self.compiled_before))
         )
-
-    def others_may_compile(self) -> bool:
-        """Check that another thread may compile something meanwhile."""
-        return compiled_frames() > 0 and threading.active_count() > 1
 
     def may_trace(self) -> bool:
         """Check that modes of ours may be put on: nothing is compiled, or they are kept away from what is."""

@@ -140,7 +140,7 @@ class Timed(Phase):
     def _look_for_calls_by_hand(self) -> None:
         run, timed = self.run, self._timed
         # Dynamo raises where a class gets another forward while it guards that.
-        if not run.uses_compile() and not run.others_may_compile():
+        if not run.uses_compile():
             timed.recorder.look_for_calls_by_hand(timed.passes.leaves, run.surroundings.models())
 
     def _measure_again(self) -> None:
