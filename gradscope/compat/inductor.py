@@ -31,7 +31,8 @@ from gradscope.compat.compiled_autograd import CopiedNodes, compiles_pass, from_
 from gradscope.compat.dynamo.log import users_name
 from gradscope.compat.flops import flop_formulas
 from gradscope.compat.imports import once_imported
-from gradscope.compat.inductor_settings import INSIDE, SETTINGS, Settings
+from gradscope.compat.inductor_rows import KernelRows
+from gradscope.compat.inductor_settings import INSIDE, KERNEL_PROFILE, SETTINGS, Settings
 from gradscope.compat.private import dispatch_depth, replaced
 from gradscope.compat.profilers import without_rows
 from gradscope.tables import CalledFrom, GraphNote, GraphRun, NodeNote
@@ -63,7 +64,7 @@ def probe_graphs() -> None:
     for module, names in _READ.items():
         for name in names:
             attrgetter(name)(modules[module])
-    for module, name, _ in SETTINGS:
+    for module, name, _ in (*SETTINGS, KERNEL_PROFILE):
         attrgetter(name)(importlib.import_module(module))
 
 
@@ -178,8 +179,10 @@ def _watching(watch: GraphWatch, copies: CopiedNodes, failed: Callable[[Exceptio
             watch.graphs.append(_noted(graph, before, earlier))
             numbers[id(made)] = len(watch.graphs) - 1
             weakref.finalize(made, numbers.pop, id(made), None)
+            if not settings.kernels_write_rows():
+                rows.put_in(made.current_callable)
 
-    settings = Settings()
+    settings, rows = Settings(), KernelRows()
     original = compiles.codegen_and_compile
 
     @functools.wraps(original)
@@ -201,6 +204,7 @@ def _watching(watch: GraphWatch, copies: CopiedNodes, failed: Callable[[Exceptio
         return made
 
     with ExitStack() as stack:
+        stack.callback(rows.take_out)
         stack.enter_context(settings.installed())
         stack.enter_context(replaced(compiles, "codegen_and_compile", codegen_and_compile))
         stack.enter_context(replaced(runs, "__call__", _running(runs.__call__, watch, numbers, failed)))

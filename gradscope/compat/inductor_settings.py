@@ -6,7 +6,7 @@ import functools
 import importlib
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from operator import attrgetter
@@ -22,11 +22,11 @@ INSIDE = ("_compile_fx_main", "_compile_fx_inner")  # forward and backward, or b
 # While a graph is compiled. One that a cache holds has no nodes any more; what its code was compiled to stays cached.
 SETTINGS: tuple[tuple[str, str, Any], ...] = (
     ("torch._inductor.config", "trace.provenance_tracking_level", 1),
-    ("torch._inductor.config", "cpp.enable_kernel_profile", True),  # kernels on the CPU write rows
     ("torch._inductor.config", "fx_graph_cache", False),
     ("torch._functorch.config", "enable_autograd_cache", False),
 )
-_NOTING = 2  # the first of them
+# Kernels that C++ calls write rows; for others see inductor_rows.py.
+KERNEL_PROFILE = ("torch._inductor.config", "cpp.enable_kernel_profile", True)
 
 
 class Settings:
@@ -36,7 +36,8 @@ class Settings:
     """
 
     def __init__(self) -> None:
-        self._values = [(_owner(module, name), name.rpartition(".")[2], value) for module, name, value in SETTINGS]
+        self._values = [_placed(each) for each in SETTINGS]
+        self._rows_from_cpp = [*self._values, _placed(KERNEL_PROFILE)]
         entry = next(iter(sys.modules["torch._inductor.config"]._config.values()))
         self._shared = not isinstance(entry.user_override, ContextVar)
         self._lock = threading.RLock()
@@ -44,8 +45,14 @@ class Settings:
         self._before = ExitStack()  # what puts them back
 
     def hold(self) -> bool:
-        """Check that those are set by which graphs are noted: the environment may have caches used in any case."""
-        return all(getattr(config, name) == value for config, name, value in self._values[:_NOTING])
+        """Check that the one is set by which graphs are noted: the environment may have caches used in any case."""
+        config, name, value = self._values[0]
+        return bool(getattr(config, name) == value)
+
+    def kernels_write_rows(self) -> bool:
+        """Check that kernels on the CPU write rows by themselves, as the program may have them do."""
+        config, name, value = self._rows_from_cpp[-1]
+        return bool(getattr(config, name) == value)
 
     @contextmanager
     def installed(self) -> Iterator[None]:
@@ -63,24 +70,26 @@ class Settings:
         def call(*args: Any, **kwargs: Any) -> Any:
             if _is_for_a_file():
                 return function(*args, **kwargs)
-            with self._shared_by_all() if self._shared else self._set():
+            from_cpp = bool(kwargs.get("cpp_wrapper")) or sys.modules["torch._inductor.config"].cpp_wrapper
+            values = self._rows_from_cpp if from_cpp else self._values
+            with self._shared_by_all(values) if self._shared else self._set(values):
                 return function(*args, **kwargs)
 
         return call
 
     @contextmanager
-    def _set(self) -> Iterator[None]:
+    def _set(self, values: Sequence[tuple[Any, str, Any]]) -> Iterator[None]:
         with ExitStack() as stack:
-            for config, name, value in self._values:
+            for config, name, value in values:
                 stack.callback(setattr, config, name, getattr(config, name))
                 setattr(config, name, value)
             yield
 
     @contextmanager
-    def _shared_by_all(self) -> Iterator[None]:
+    def _shared_by_all(self, values: Sequence[tuple[Any, str, Any]]) -> Iterator[None]:
         with self._lock:
             if not self._count:
-                self._before.enter_context(self._set())
+                self._before.enter_context(self._set(values))
             self._count += 1
         try:
             yield
@@ -101,6 +110,12 @@ def _is_for_a_file() -> bool:
             return True
         frame = frame.f_back
     return False
+
+
+def _placed(setting: tuple[str, str, Any]) -> tuple[Any, str, Any]:
+    """What has that setting, its name there, and what it is to be."""
+    module, name, value = setting
+    return _owner(module, name), name.rpartition(".")[2], value
 
 
 def _owner(module: str, name: str) -> Any:

@@ -114,7 +114,7 @@ def test_threads_that_compile_at_the_same_time(settings: Settings, shared: bool)
         seen.append(values())
 
     thread = Thread(target=other)
-    with nullcontext() if shared else settings._set():
+    with nullcontext() if shared else settings._set(settings._values):
         thread.start()
         assert there.wait(60)
         settings._around(lambda: None)()
@@ -132,12 +132,23 @@ def test_what_torch_takes_from_its_caches_to_write_it_is_compiled_as_it_is_alone
 
 
 def test_graphs_are_noted_where_the_environment_has_caches_used_in_any_case(settings: Settings) -> None:
-    with settings._set():
+    with settings._set(settings._values):
         config = inductor_settings._owner("torch._inductor.config", "fx_graph_cache")
         config.fx_graph_cache = True
         assert settings.hold()
-        config.cpp.enable_kernel_profile = False
+        config.trace.provenance_tracking_level = 0
         assert not settings.hold()
+
+
+def test_kernels_have_code_of_their_own_for_rows_where_cpp_calls_them_alone(settings: Settings) -> None:
+    """Python may write a row around any other: their code is what the program's cache has."""
+    rows = settings._around(lambda **_: settings.kernels_write_rows())
+    assert not rows() and not rows(cpp_wrapper=False) and rows(cpp_wrapper=True)
+    config = inductor_settings._owner("torch._inductor.config", "cpp_wrapper")
+    with config.patch(cpp_wrapper=True):
+        assert rows()
+    with config.patch({"cpp.enable_kernel_profile": True}):  # the program's own
+        assert rows()
 
 
 @pytest.mark.parametrize("known", [True, False])
