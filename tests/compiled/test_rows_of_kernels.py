@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -59,12 +60,18 @@ def test_what_is_not_generated_for_python_is_left_alone(function: Any) -> None:
     rows.take_out()
 
 
-def test_the_files_of_kernels_are_those_that_the_program_has_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def cache(tmp_path: Path) -> Iterator[Path]:
+    """Where Inductor keeps what it compiles; it adds to where Python looks for modules, too."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+        patch.setattr(sys, "path", list(sys.path))
+        yield tmp_path
+        torch._dynamo.reset()
+
+
+def test_the_files_of_kernels_are_those_that_the_program_has_alone(cache: Path) -> None:
     """So its cache of them is neither missed nor filled: nothing is compiled by C++ a second time."""
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(sys, "path", list(sys.path))  # Inductor adds to it
     failed: list[Exception] = []
 
     def run() -> None:
@@ -77,7 +84,7 @@ def test_the_files_of_kernels_are_those_that_the_program_has_alone(
         torch.compile(lambda x: x.sin().cumsum(0).sum())(x).backward()
 
     def kernels() -> set[str]:
-        return {path.name for path in tmp_path.rglob("*.so")}
+        return {path.name for path in cache.rglob("*.so")}
 
     run()
     alone, watch = kernels(), GraphWatch()
@@ -86,4 +93,3 @@ def test_the_files_of_kernels_are_those_that_the_program_has_alone(
     assert not failed and kernels() == alone != set()
     of_graphs = [name for graph in watch.graphs for name, _ in graph.kernels if name.startswith("cpp_")]
     assert [name for name in named(prof) if name.startswith("cpp_")] == of_graphs != []
-    torch._dynamo.reset()
