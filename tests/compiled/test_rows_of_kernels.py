@@ -62,8 +62,10 @@ def test_what_is_not_generated_for_python_is_left_alone(function: Any) -> None:
 
 @pytest.fixture
 def cache(tmp_path: Path) -> Iterator[Path]:
-    """Where Inductor keeps what it compiles; it adds to where Python looks for modules, too."""
-    with pytest.MonkeyPatch.context() as patch:
+    """Where Inductor keeps what it compiles, in this thread; it adds to where Python looks for modules, too."""
+    from torch._inductor import config
+
+    with pytest.MonkeyPatch.context() as patch, config.patch(compile_threads=1):
         patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
         patch.setattr(sys, "path", list(sys.path))
         yield tmp_path
