@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from gradscope.attribute.compiled.blocks import Moved, block_of
+from gradscope.attribute.compiled.blocks import Moved
 from gradscope.attribute.compiled.order import match_replay
 from gradscope.attribute.compiled.read import _Known
 from gradscope.attribute.result import Attribution
@@ -428,23 +428,10 @@ def test_gradients_that_are_all_zero_are_found_among_what_a_graph_is_run_with() 
     assert inductor._zeros(names, []) == ()
 
 
-@pytest.mark.parametrize("holders", [{"b.q"}, {"b.p"}, {"b.p", "b.q"}])
-def test_a_function_that_is_called_for_two_models_tells_by_any_parameter_of_which_it_is(holders: set[str]) -> None:
-    """Backward of layers whose input needs no gradient is run with the weights of the others alone."""
-    paths = ("", "a", "a.p", "a.q", "b", "b.p", "b.q", "c")
-    nodes = {"f": fused(2), "s": fused(3)}
-    made = replace(graph(nodes, cpp_1="f s"), holders=frozenset(map(paths.index, holders)))
-    assert block_of(made, made.holders, -1, -1, paths) == (1, 4)
-    assert block_of(made, {2, 3}, -1, -1, paths) == (-1, -1)
-    moved = Moved.of(1, 4, paths, made.holders)
-    assert [paths[moved.layer(each) or 0] for each in (2, 3)] == ["b.p", "b.q"]
-
-
 def test_blocks_that_lie_in_others_of_the_same_name() -> None:
     paths = ("net.first.h.0.up", "net.first.h.0.down", "net.second.h.0.up", "net.second.h.0.down", "net", "net.first")
     paths += ("net.second", "net.first.h", "net.second.h", "net.first.h.0", "net.second.h.0")
-    made = replace(graph({"u": fused(0), "d": fused(1)}, cpp_1="u d"), holders=frozenset({3}))
-    moved = Moved.of(*block_of(made, made.holders, -1, -1, paths), paths, made.holders)
+    moved = Moved.by_layers([(1, 3)], paths)
     assert [moved.layer(0), moved.layer(1)] == [2, 3]
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Container, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 
@@ -89,61 +88,3 @@ def bases_of(
 
 def _which(graph: CompiledGraph) -> tuple[str, int]:
     return ("nodes", id(graph.nodes)) if graph.compiled is None else ("compiled", graph.compiled)
-
-
-def block_of(
-    graph: CompiledGraph, holders: Collection[int], base: int, caller: int, paths: Sequence[str]
-) -> tuple[int, int]:
-    """The block that a graph was compiled in and the one that ran it: ``base`` and ``caller``, or parts of a caller.
-
-    A part of a model that runs for several blocks, behind a graph break say, tells by its parameters of which it is.
-
-    Args:
-        holders: the layers whose parameters it was run with, or of backward the graph of forward.
-    """
-    if base != caller or not holders:
-        return base, caller
-    inside = {paths[node.layer] for node in graph.nodes.values() if node.layer >= 0}
-    ran = {paths[layer] for layer in holders}
-    if ran <= inside:
-        return base, caller
-    known = {path: number for number, path in enumerate(paths)}
-    found = max(_equal_blocks(inside, ran, known), default=None)
-    return (base, caller) if found is None else (known[found.at], known[found.to])
-
-
-class _Pair(NamedTuple):
-    layers: int  # of the graph that lie in the block, and have one at their place in the other
-    at: str
-    to: str
-
-
-def _equal_blocks(inside: set[str], ran: set[str], known: Container[str]) -> Iterator[_Pair]:
-    """Blocks that a graph may have been compiled in, each with one that has the layers that it was run with.
-
-    Of a graph that is run with one parameter alone there are many: the one that has most of its layers is meant.
-    """
-    blocks = {above for path in inside for above in _upwards(path)}
-    for to in _upwards(_common(sorted(ran))):
-        for at in blocks - {to}:
-            if all(at + path[len(to) :] in inside for path in ran):
-                below = (path for path in inside if _is_below(path, at))
-                yield _Pair(sum(to + path[len(at) :] in known for path in below), at, to)
-
-
-def _upwards(path: str) -> Iterator[str]:
-    """A module's path and those around it, but for the model's."""
-    while path:
-        yield path
-        path = path.rpartition(".")[0]
-
-
-def _common(paths: Sequence[str]) -> str:
-    """The innermost module around all of these: their own path where there is one."""
-    parts = [path.split(".") for path in paths]
-    shared = 0
-    for names in zip(*parts, strict=False):
-        if len(set(names)) > 1:
-            break
-        shared += 1
-    return ".".join(parts[0][:shared])

@@ -8,14 +8,14 @@ them, and counted as an estimate.
 from __future__ import annotations
 
 import sys
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from gradscope.attribute.align_steps import Assigned
-from gradscope.attribute.compiled.blocks import Moved, bases_of, block_of
+from gradscope.attribute.compiled.blocks import Moved, bases_of
 from gradscope.attribute.compiled.fused import SCALE, Nodes, Share, computed_by, shares_of
 from gradscope.attribute.compiled.order import match, match_replay, row_name
 from gradscope.attribute.compiled.replays import Launched, rows_below, zeros_beside
@@ -102,10 +102,6 @@ def read_compiled(assigned: Assigned, graphs: Mapping[int, CompiledGraph], paths
     callers = assigned.rows.owner[regions]
     bases = bases_of(graphs, table.argument[regions], callers, paths)
     telling = _of_forward(table, regions)
-    # Several: blocks share the graph. Of one alone they say nothing: a parametrization's layer holds no weight itself.
-    holders: dict[int, set[frozenset[int]]] = defaultdict(set)
-    for number, told in zip(table.argument[regions].tolist(), telling, strict=True):
-        holders[id(graphs[number].kernels)].add(graphs[told].holders)
     known: dict[tuple[int, int, int], _Known] = {}
     flops = Counter[tuple[int, bool]]()
     marked = _Marked(table)
@@ -117,12 +113,11 @@ def read_compiled(assigned: Assigned, graphs: Mapping[int, CompiledGraph], paths
         number = int(table.argument[region])
         place = number, caller, told
         if place not in known:
-            block = bases.get(number, caller), caller
-            moved = Moved.by_layers(graphs[told].moved, paths) if block[0] == caller else Moved(None)
-            if moved.to is None:
-                if len(holders[id(graphs[number].kernels)]) > 1 and not graphs[told].moved:
-                    block = block_of(graphs[number], graphs[told].holders, *block, paths)
-                moved = Moved.of(*block, paths, graphs[number].holders)
+            base = bases.get(number, caller)
+            if base == caller:
+                moved = Moved.by_layers(graphs[told].moved, paths)
+            else:
+                moved = Moved.of(base, caller, paths, graphs[number].holders)
             known[place] = _Known.of(graphs[number], moved)
         here = known[place]
         marked.zeros(zeros.get(region, ()), here.unused)
