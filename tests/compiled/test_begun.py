@@ -15,6 +15,7 @@ import gradscope
 from gradscope.compat import following_dynamo, watching_dynamo
 from gradscope.compat.dynamo import entry
 from gradscope.compat.dynamo.entry import _Calls
+from tests.compiled.threads import threads_may_compile
 
 # Loading Dynamo warns of its own use of TorchScript.
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script_method`:DeprecationWarning")
@@ -45,6 +46,7 @@ def test_where_nothing_is_compiled_nothing_is_told() -> None:
     assert told == [True, False]
 
 
+@threads_may_compile
 def test_a_thread_that_is_in_compiled_code_already_is_told_of_until_it_has_left_it() -> None:
     import torch
 

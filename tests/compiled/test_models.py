@@ -262,8 +262,8 @@ def test_what_runs_beside_a_graph_has_its_lines_and_operations(case: str, runs: 
     expected_flops, found_flops = (
         {row.path: (row.forward_flops, row.backward_flops) for row in each.layers} for each in (eager, run)
     )
-    if case == "nothing":  # it is entered as a compiled one
-        assert found_flops["again.0"] == (None, None)
+    if case == "nothing":  # before torch 2.14 it is entered as a compiled one
+        assert found_flops["again.0"] in ((None, None), expected_flops["again.0"])
         del expected_flops["again.0"], found_flops["again.0"]
     assert found_flops == expected_flops
     expected, found = ({row.text for row in each.lines if row.backward_ns} for each in (eager, run))

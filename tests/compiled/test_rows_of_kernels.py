@@ -65,7 +65,10 @@ def cache(tmp_path: Path) -> Iterator[Path]:
     """Where Inductor keeps what it compiles, in this thread; it adds to where Python looks for modules, too."""
     from torch._inductor import config
 
-    with pytest.MonkeyPatch.context() as patch, config.patch(compile_threads=1):
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        config.patch({"compile_threads": 1, "cpp_cache_precompile_headers": False}),
+    ):
         patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
         patch.setattr(sys, "path", list(sys.path))
         yield tmp_path
@@ -82,8 +85,7 @@ def test_the_files_of_kernels_are_those_that_the_program_has_alone(cache: Path) 
         torch._dynamo.reset()
         codecache.PyCodeCache.cache_clear()
         codecache.CppPythonBindingsCodeCache.cache_clear()
-        x = torch.rand(32, 32, requires_grad=True)
-        torch.compile(lambda x: x.sin().cumsum(0).sum())(x).backward()
+        torch.compile(lambda x: x.sin().cumsum(0).sum())(torch.rand(32, 32))
 
     def kernels() -> set[str]:
         return {path.name for path in cache.rglob("*.so")}
