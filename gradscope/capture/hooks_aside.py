@@ -137,6 +137,11 @@ class HooksAside:
         """Dynamo has been seen to guard which hooks there are."""
         self._guarded = True
 
+    @property
+    def is_guarded(self) -> bool:
+        """Whether there are none where compiled code is entered, as far as is known."""
+        return bool(self._guarded)
+
     def _turn(self) -> None:
         self._inside.intersection_update(sys._current_frames())  # the others have ended
         if self._inside and self._hooks and self._guarded is None and not self._compiles:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from threading import Event, Thread, Timer, get_ident
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from torch.utils.hooks import RemovableHandle
 
 from gradscope.capture import hooks_aside
 from gradscope.capture.hooks_aside import HooksAside
+from gradscope.capture.phases import survey
 
 
 @pytest.fixture(autouse=True)
@@ -539,3 +541,19 @@ def test_what_dynamo_would_guard_is_off_behind_its_block() -> None:
         other.end()
         assert said[2:] == ["on", "off"]
     assert len(said) == 4
+
+
+@pytest.mark.parametrize(
+    ("breaks", "reads", "says"), [(True, True, "no layers"), (True, False, "no source lines"), (False, True, "")]
+)
+def test_where_hooks_are_out_the_report_says_what_has_no_layers(
+    breaks: bool, reads: bool, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(survey, "breaks_in_models", lambda _: breaks)
+    aside = HooksAside()
+    if reads:
+        aside.are_read()
+    phase: Any = SimpleNamespace(run=SimpleNamespace(may_trace=lambda: True, hooks_aside=aside, compile_log=None))
+    said = survey.Survey._untold(phase)
+    assert len(said) == breaks and all(says in note for note in said)
+    assert any("no layers" in note for note in said) is (breaks and reads)
