@@ -154,14 +154,19 @@ def _wrap(
     function = cast(Callable[..., Any], _attribute(kind, name))
     on = True
 
-    @functools.wraps(function)
-    def called(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling() or not on or not enter(self, args):
+    is_compiling = torch.compiler.is_compiling
+
+    def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if is_compiling() or not on or not enter(self, args):
             return function(self, *args, **kwargs)
         try:
             return function(self, *args, **kwargs)
         finally:
             leave(self)
+
+    # With its globals, for some read them: torch.fx looks there for what it is not to trace.
+    called = FunctionType(call.__code__, function.__globals__, call.__name__, None, call.__closure__)
+    functools.update_wrapper(called, function)
 
     def undo() -> None:
         nonlocal on
@@ -173,6 +178,6 @@ def _wrap(
             else:
                 type.__setattr__(kind, name, before)
 
+    stack.callback(undo)  # first: a signal's handler may raise
     # A metaclass of the user's is not asked: it may refuse, or do more than to set a name.
     type.__setattr__(kind, name, called)
-    stack.callback(undo)

@@ -19,7 +19,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gradscope.capture.guard import Guard
-from gradscope.capture.modes import take_off
+from gradscope.capture.modes import run_operation, take_off
 
 LEAST_SHARE = 0.01  # of an operand's numbers
 
@@ -100,7 +100,7 @@ class _Products(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         start = time.perf_counter_ns()
-        result = func(*args, **(kwargs or {}))
+        result = run_operation(func, args, kwargs)
         taken = time.perf_counter_ns() - start
         if func._overloadpacket in _PRODUCTS:
             with self._guard.over(_LOOKING):

@@ -49,6 +49,7 @@ class HooksAside:
         self._lock = threading.RLock()  # a signal may come while it is held
         self._compiles = False
         self._compiled = False  # anything was since this began
+        self._away = 0  # for how many it is to be as if there were none
         self._entered = False  # any thread has entered compiled code
         self._until_compiled: list[ExitStack] = []
         self._guarded: bool | None = None  # not known yet
@@ -96,7 +97,7 @@ class HooksAside:
                 mine.close()
                 self._until_compiled = [each for each in self._until_compiled if each is not mine]
 
-    def _leave_what_is_guarded(self) -> None:
+    def _leave_for_good(self) -> None:
         leaving, self._until_compiled = self._until_compiled, []
         for each in leaving:
             each.close()
@@ -105,7 +106,7 @@ class HooksAside:
         """A compiled function is entered by the thread of that ident, or has been left."""
         with self._lock:
             self._entered = True
-            self._leave_what_is_guarded()
+            self._leave_for_good()
             (self._inside.add if entered else self._inside.discard)(thread)
             self._turn()
 
@@ -114,10 +115,25 @@ class HooksAside:
         with self._lock:
             self._compiles = begins
             self._compiled = True
-            self._leave_what_is_guarded()
+            self._leave_for_good()
             if not begins and not self._guarded:
                 self._guarded = None  # what was compiled may have hooks by now
             self._turn()
+
+    @contextmanager
+    def away(self) -> Iterator[None]:
+        """Have no hooks until the block is left, nor what Dynamo would guard from here on."""
+        with self._lock:
+            self._away += 1
+            self._compiled = True
+            self._leave_for_good()
+            self._turn()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._away -= 1
+                self._turn()
 
     def step(self) -> None:
         """A step begins: hooks that others kept from coming may come."""
@@ -131,7 +147,7 @@ class HooksAside:
             self._functions = []
             remove_global_hooks(functions)
             keep_hooks_steady(False)
-            self._leave_what_is_guarded()
+            self._leave_for_good()
 
     def are_read(self) -> None:
         """Dynamo has been seen to guard which hooks there are."""
@@ -157,7 +173,7 @@ class HooksAside:
                     self._made += each.put_in()
 
     def _may_be_in(self) -> bool:
-        return not self._compiles and not (self._inside and self._guarded)
+        return not self._compiles and not self._away and not (self._inside and self._guarded)
 
     def _wait_for_others(self) -> None:
         """Wait for threads that go through the table, for as long as the program's hooks take."""

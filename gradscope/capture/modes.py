@@ -47,6 +47,24 @@ def take_off(mode: Any) -> bool:
     return True
 
 
+_NUMBERS = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}
+
+
+def run_operation(func: Any, args: Any, kwargs: Any) -> Any:
+    """Run what a mode of ``__torch_dispatch__`` is handed.
+
+    Torch hands a constant of a graph that ``torch.jit`` has traced as a number, which most operations do not take for
+    themselves: to print such a graph needs none of them alone.
+    """
+    try:
+        return func(*args, **(kwargs or {}))
+    except RuntimeError:
+        number = _NUMBERS.get(type(args[0])) if args else None
+        if number is None or not isinstance(func._schema.arguments[0].type, torch.TensorType):
+            raise
+        return func(torch.scalar_tensor(args[0], dtype=number, device="cpu"), *args[1:], **(kwargs or {}))
+
+
 def modes_of(own: Callable[[Any], bool]) -> list[tuple[int, Any]]:
     """The modes of this thread that are ``own``, lowest first, each with its place on its stack."""
     return [(place, mode) for modes in _STACKS.values() for place, mode in enumerate(modes()) if own(mode)]

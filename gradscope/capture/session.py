@@ -8,8 +8,8 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from functools import partial
 
 from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -26,6 +26,7 @@ from gradscope.capture.result import Capture
 from gradscope.capture.survey import is_own
 from gradscope.compat import (
     CompiledSteps,
+    around_jit_tracing,
     following_dynamo,
     graph_task_id,
     keep_eager,
@@ -109,7 +110,8 @@ class Session:
             compiling = self._watching_compiler
             self._watch_again = compiling.enter_context(watching_dynamo(self._compiling, self._note_no_graphs))
             ahead = partial(self.run.guard.around, FOLLOWING, self.run.aside.inside)
-            compiling.enter_context(following_dynamo(self._follow, ahead, self._note_not_followed))
+            stack.enter_context(around_jit_tracing(ahead))
+            compiling.enter_context(following_dynamo(self._follow, ahead, self._captures, self._note_not_followed))
             compiling.enter_context(watching_graphs(self.capture.compiled, self._note_no_graphs))
             stack.enter_context(letting_others_leave(is_own))
             stack.callback(self.run.sampler.stop)
@@ -410,6 +412,12 @@ class Session:
                 self._watching_compiler.close()  # another thread has closed the session
         except Exception as error:
             self._note_not_followed(error)
+
+    @contextmanager
+    def _captures(self) -> Iterator[None]:
+        """While Dynamo captures a module whole, for export say: it looks at hooks, modes and classes."""
+        with self.run.hooks_aside.away(), self.run.guard.around(FOLLOWING, self.run.aside.inside):
+            yield
 
     def _note_not_followed(self, error: Exception) -> None:
         self.run.follows_dynamo = False

@@ -24,6 +24,7 @@ from gradscope.capture.aside import Aside
 from gradscope.capture.callers import GENERATED, OURS, REPLACEMENTS, TORCH, is_standard
 from gradscope.capture.graphs import starts_of, walked
 from gradscope.capture.guard import Guard
+from gradscope.capture.modes import run_operation
 from gradscope.capture.modules import SpanRecorder
 from gradscope.capture.registry import ModuleRegistry, Seen
 from gradscope.compat import TraceMarker, flop_formulas, keep_eager, keep_frame_eager
@@ -261,7 +262,7 @@ class FlopMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 result = func.decompose(*args, **kwargs)
             if result is not NotImplemented:
                 return result
-        result = func(*args, **kwargs)
+        result = run_operation(func, args, kwargs)
         if formula is not None:
             with self._guard.over(FLOPS):
                 self._count(formula(*args, **kwargs, out_val=result))

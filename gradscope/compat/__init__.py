@@ -54,6 +54,7 @@ from gradscope.compat.imports import once_imported
 from gradscope.compat.inductor import GraphWatch, probe_graphs, watching_graphs
 from gradscope.compat.private import (
     SavedTensor,
+    around_jit_tracing,
     default_device_mode,
     dispatch_depth,
     dispatch_modes,
@@ -92,6 +93,7 @@ __all__ = [
     "GraphWatch",
     "SavedTensor",
     "TraceMarker",
+    "around_jit_tracing",
     "check",
     "checkpoint_frame",
     "compiler_stance",

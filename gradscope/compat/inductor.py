@@ -207,14 +207,33 @@ def _watching(watch: GraphWatch, copies: CopiedNodes, failed: Callable[[Exceptio
         stack.callback(rows.take_out)
         stack.enter_context(settings.installed())
         stack.enter_context(replaced(compiles, "codegen_and_compile", codegen_and_compile))
-        stack.enter_context(replaced(runs, "__call__", _running(runs.__call__, watch, numbers, failed)))
+        named: dict[int, tuple[weakref.ref[Any], Any]] = {}
+        stack.callback(_rename, named)
+        stack.enter_context(replaced(runs, "__call__", _running(runs.__call__, watch, numbers, named, failed)))
         yield
 
 
+def _rename(named: dict[int, tuple[weakref.ref[Any], Any]]) -> None:
+    """Give graphs the names back that their rows had."""
+    for reference, name in named.values():
+        graph = reference()
+        if graph is not None:
+            graph._fx_graph_cache_key = name
+
+
 def _running(
-    call: Callable[..., Any], watch: GraphWatch, numbers: Mapping[int, int], failed: Callable[[Exception], None]
+    call: Callable[..., Any],
+    watch: GraphWatch,
+    numbers: Mapping[int, int],
+    named: dict[int, tuple[weakref.ref[Any], Any]],
+    failed: Callable[[Exception], None],
 ) -> Callable[..., Any]:
-    """What runs a graph, and tells of it."""
+    """What runs a graph, and tells of it.
+
+    Args:
+        numbers: of each that was noted, by its id.
+        named: gets what each was called before, in the rows that it writes.
+    """
 
     @functools.wraps(call)
     def run(self: Any, inputs: Any) -> Any:
@@ -225,6 +244,8 @@ def _running(
         if number >= 0:
             try:
                 if name := watch.name(number, inputs, profiled=profiled):
+                    if id(self) not in named or named[id(self)][0]() is not self:
+                        named[id(self)] = weakref.ref(self), getattr(self, "_fx_graph_cache_key", None)
                     self._fx_graph_cache_key = name
             except Exception as error:
                 failed(error)

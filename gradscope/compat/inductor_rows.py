@@ -26,7 +26,7 @@ class KernelRows:
     """Kernels that write a row while a profiler runs, until :meth:`take_out`."""
 
     def __init__(self) -> None:
-        self._put_in: list[tuple[dict[str, Any], str, Any, Any]] = []  # where, its name, the kernel and what is there
+        self._changed: list[tuple[dict[str, Any], str, Any, Any]] = []  # where, its name, the kernel and what is there
 
     def put_in(self, function: Any) -> None:
         """Have the kernels write rows that the code of a compiled graph calls.
@@ -37,15 +37,16 @@ class KernelRows:
         names: dict[str, Any] = getattr(function, "__globals__", {})
         for name, kernel in tuple(names.items()):
             if name.startswith(_KERNEL) and type(kernel) is BuiltinFunctionType:
-                names[name] = called = _with_row(kernel, name)
-                self._put_in.append((names, name, kernel, called))
+                called = _with_row(kernel, name)
+                self._changed.append((names, name, kernel, called))  # first: a signal's handler may raise
+                names[name] = called
 
     def take_out(self) -> None:
         """Put all back as it was."""
-        for names, name, kernel, called in self._put_in:
+        for names, name, kernel, called in self._changed:
             if names.get(name) is called:
                 names[name] = kernel
-        self._put_in = []
+        self._changed = []
 
 
 def _with_row(kernel: Callable[..., Any], name: str) -> Callable[..., Any]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -100,3 +102,33 @@ def replaced(kind: Any, name: str, function: Any) -> Iterator[None]:
     finally:
         if getattr(kind, name) is function:
             setattr(kind, name, original)
+
+
+@contextmanager
+def surrounded(owner: Any, name: str, make: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
+    """Have each call of a function of a class's or module's in a context until the block is left."""
+    original = getattr(owner, name)
+
+    @functools.wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with make():
+            return original(*args, **kwargs)
+
+    with replaced(owner, name, call):
+        yield
+
+
+@contextmanager
+def around_jit_tracing(make: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
+    """Have a context around each ``torch.jit.trace``, and around the check of ``trace_module``, until the block is left.
+
+    The check fails where a mode of ``__torch_dispatch__`` is on, whichever.
+
+    Source: torch/jit/_trace.py, as of torch 2.11 to 2.14.
+    """
+    tracing = sys.modules.get("torch.jit._trace")
+    with ExitStack() as stack:
+        for name in ("_trace_impl", "_check_trace"):
+            if hasattr(tracing, name):  # else it is of another torch
+                stack.enter_context(surrounded(tracing, name, make))
+        yield

@@ -8,6 +8,7 @@ from types import FrameType
 from typing import Any, TypeVar
 
 from gradscope.capture.guard import Guard
+from gradscope.capture.hooks_aside import HooksAside
 from gradscope.capture.modes import uncompiled
 from gradscope.recording.graph import Recording, settle
 from gradscope.recording.operations import canonical
@@ -48,9 +49,9 @@ class Recorder:
         self._whole = False  # whether the forward pass and the loss were called by gradscope
 
     @contextmanager
-    def watching(self, guard: Guard) -> Iterator[None]:
-        """Watch until the block is left; the guard notes what goes wrong in a hook."""
-        tape = self._tape = Tape(guard)
+    def watching(self, guard: Guard, aside: HooksAside) -> Iterator[None]:
+        """Watch until the block is left; the guard notes what goes wrong in a hook, of which ``aside`` takes care."""
+        tape = self._tape = Tape(guard, aside)
         try:
             with tape.hooked(), tape.inside_modules():
                 yield

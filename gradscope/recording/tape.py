@@ -11,16 +11,20 @@ import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from numbers import Number
 from types import CodeType, FrameType, FunctionType, MethodType
 from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.overrides import TorchFunctionMode
+from torch.utils.hooks import RemovableHandle
 
 from gradscope.capture.callers import is_standard, stack
 from gradscope.capture.guard import Guard
+from gradscope.capture.hooks_aside import HooksAside
 from gradscope.capture.modes import compiled_by
 from gradscope.recording.graph import Frame, Node, Place, Span, Value, version_of
 from gradscope.recording.live import LiveObjects, RecordedCall
@@ -50,15 +54,16 @@ class Tape(TorchFunctionMode):
 
     Args:
         guard: notes what goes wrong in a hook; without one it is raised.
+        aside: takes hooks out where Dynamo would see them; without one nothing may be compiled meanwhile.
 
     Attributes:
         nodes, values: what was written.
         live: the user's objects behind it.
     """
 
-    def __init__(self, guard: Guard | None = None) -> None:
+    def __init__(self, guard: Guard | None = None, aside: HooksAside | None = None) -> None:
         super().__init__()
-        self._guard = guard
+        self._guard, self._aside = guard, aside
         self.nodes: list[Node] = []
         self.values: list[Value] = []
         self.live = LiveObjects()
@@ -88,7 +93,16 @@ class Tape(TorchFunctionMode):
     @contextmanager
     def hooked(self) -> Iterator[None]:
         """Hook modules until the block is left: frames are let go of when their module's forward ends."""
-        hook = nn.modules.module.register_module_forward_hook(self._guarded(self._left), always_call=True)
+        with self._holding(partial(register_module_forward_hook, self._guarded(self._left), always_call=True)):
+            yield
+
+    @contextmanager
+    def _holding(self, register: partial[RemovableHandle]) -> Iterator[None]:
+        if self._aside is not None:
+            with self._aside.holding(register):
+                yield
+            return
+        hook = register()
         try:
             yield
         finally:
@@ -108,11 +122,10 @@ class Tape(TorchFunctionMode):
     def inside_modules(self) -> Iterator[None]:
         """Frames that call a model are not looked into: they go on, and with them what a look at their names keeps."""
         self._only_modules = True
-        hook = nn.modules.module.register_module_forward_pre_hook(self._guarded(self._entered))
         try:
-            yield
+            with self._holding(partial(register_module_forward_pre_hook, self._guarded(self._entered))):
+                yield
         finally:
-            hook.remove()
             self._bottom, self._depth = None, 0
 
     def below(self, run: Callable[[], _T]) -> _T:

@@ -70,7 +70,7 @@ def test_a_thread_that_is_in_compiled_code_already_is_told_of_until_it_has_left_
     thread = Thread(target=outer, args=(torch.ones(2),))
     thread.start()
     assert inside.wait(60)
-    with following_dynamo(lambda *entered: told.append(entered), nullcontext, pytest.fail):
+    with following_dynamo(lambda *entered: told.append(entered), nullcontext, nullcontext, pytest.fail):
         assert told == [(True, thread.ident)]
         go_on.set()
         thread.join()
@@ -134,7 +134,7 @@ def test_a_frame_that_lies_where_a_compiled_functions_lay_is_none(monkeypatch: p
     made: list[Any] = []
     monkeypatch.setattr(entry, "_Calls", lambda *args: made.append(_Calls(*args)) or made[-1])
     told: list[bool] = []
-    with following_dynamo(lambda entered, _: told.append(entered), nullcontext, pytest.fail):
+    with following_dynamo(lambda entered, _: told.append(entered), nullcontext, nullcontext, pytest.fail):
         made[0]._here.frame = id(sys._getframe())
         run(torch.ones(2))
     assert told == [True, False]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from threading import Event, Thread
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -151,11 +150,15 @@ def test_kernels_have_code_of_their_own_for_rows_where_cpp_calls_them_alone(sett
         assert rows()
 
 
+class _Graph:
+    """What may be referred to weakly, as a CompiledFxGraph."""
+
+
 @pytest.mark.parametrize("known", [True, False])
 def test_graphs_that_nobody_told_of_count_where_a_profiler_runs(known: bool) -> None:
     """What runs beside the measured steps alone needs no note."""
-    watch, graph = GraphWatch(), SimpleNamespace()
-    run = _running(lambda *_: None, watch, {id(graph): 0} if known else {}, pytest.fail)
+    watch, graph = GraphWatch(), _Graph()
+    run = _running(lambda *_: None, watch, {id(graph): 0} if known else {}, {}, pytest.fail)
     run(graph, [])
     assert watch.has_run and not watch.untold and watch.first == ({0: ()} if known else {})
     if known:

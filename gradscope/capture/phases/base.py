@@ -38,8 +38,8 @@ class StepRecorder(Tracer, Protocol):
 
     failed: Exception | None  # what went wrong in the writing
 
-    def watching(self, guard: Guard) -> AbstractContextManager[None]:
-        """Until the block is left; the guard notes what goes wrong in a hook."""
+    def watching(self, guard: Guard, aside: HooksAside) -> AbstractContextManager[None]:
+        """Until the block is left; the guard notes what goes wrong in a hook, of which ``aside`` takes care."""
 
     def inside_backward(self) -> AbstractContextManager[None]:
         """Around what runs inside the engine."""

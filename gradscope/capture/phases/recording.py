@@ -37,7 +37,7 @@ class RecordingPhase(Phase):
         exits.enter_context(self._switches.watching(run.guard, run.hooks_aside))
         recorder = run.recorder
         if recorder is not None and not run.uses_compile():
-            exits.enter_context(recorder.watching(run.guard))
+            exits.enter_context(recorder.watching(run.guard, run.hooks_aside))
             exits.enter_context(unheard(module=r"gradscope\."))  # as in the survey
             run.line_mode.turn_on(recorder)
             exits.callback(run.line_mode.turn_off)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dis
-import functools
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial
 from itertools import pairwise
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
@@ -17,12 +17,14 @@ from gradscope.compat.dynamo.left_alone import keep_eager, keep_frame_eager
 from gradscope.compat.dynamo.versions import compiler_stance, is_forced_eager, is_switched_off
 from gradscope.compat.engine import items_of_now
 from gradscope.compat.imports import once_imported
+from gradscope.compat.private import surrounded
 
 
 @contextmanager
 def following_dynamo(
     follow: Callable[[bool, int], None],
     ahead: Callable[[], AbstractContextManager[None]],
+    captures: Callable[[], AbstractContextManager[None]],
     failed: Callable[[Exception], None],
 ) -> Iterator[None]:
     """Tell when a thread enters a compiled function, and when it has left the outermost one, until the block is left.
@@ -33,6 +35,8 @@ def following_dynamo(
         follow: called with True before, and with False behind it, and the ident of the thread; at first of each thread
             that is in one already.
         ahead: made around each call of what was compiled ahead of time, which looks at its guards itself.
+        captures: made around what looks for a module's hooks, to export it say, and around what traces it then: of that
+            Dynamo tells nobody.
         failed: as of :func:`watching_dynamo`.
     """
     with ExitStack() as stack:
@@ -50,7 +54,13 @@ def following_dynamo(
         stack.enter_context(once_imported(DYNAMO, guarded(lambda: _following(sys.modules[frames], follow))))
         module = f"{DYNAMO}.aot_compile"
         stack.enter_context(once_imported(module, guarded(lambda: _around_ahead(sys.modules[module], ahead))))
+        for name in _CAPTURES:
+            enter = partial(_around_captures, name, captures)
+            stack.enter_context(once_imported(name, guarded(enter)))
         yield
+
+
+_CAPTURES = (f"{DYNAMO}.convert_frame", f"{DYNAMO}.functional_export")  # the second has names of the first as its own
 
 
 class _Wrapper(NamedTuple):
@@ -171,19 +181,17 @@ def _around_ahead(module: Any, ahead: Callable[[], AbstractContextManager[None]]
     if kind is None:  # of another torch
         yield
         return
-    original = kind.__call__
-
-    @functools.wraps(original)
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        with ahead():
-            return original(self, *args, **kwargs)
-
-    kind.__call__ = call
-    try:
+    with surrounded(kind, "__call__", ahead):
         yield
-    finally:
-        if kind.__call__ is call:
-            kind.__call__ = original
+
+
+@contextmanager
+def _around_captures(module: str, captures: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
+    with ExitStack() as stack:
+        for name in ("get_traced_fn", "fullgraph_capture"):
+            if hasattr(sys.modules[module], name):  # else it is of another torch
+                stack.enter_context(surrounded(sys.modules[module], name, captures))
+        yield
 
 
 for _each in (
