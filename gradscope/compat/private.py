@@ -120,15 +120,15 @@ def surrounded(owner: Any, name: str, make: Callable[[], AbstractContextManager[
 
 @contextmanager
 def around_jit_tracing(make: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
-    """Have a context around each ``torch.jit.trace``, and around the check of ``trace_module``, until the block is left.
+    """Have a context around all that ``torch.jit`` traces until the block is left.
 
-    The check fails where a mode of ``__torch_dispatch__`` is on, whichever.
+    Its check fails where a mode of ``__torch_dispatch__`` is on, whichever, or where another one is than was before.
 
     Source: torch/jit/_trace.py, as of torch 2.11 to 2.14.
     """
     tracing = sys.modules.get("torch.jit._trace")
     with ExitStack() as stack:
-        for name in ("_trace_impl", "_check_trace"):
-            if hasattr(tracing, name):  # else it is of another torch
-                stack.enter_context(surrounded(tracing, name, make))
+        for owner, name in ((tracing, "_trace_impl"), (tracing, "trace_module"), (torch.jit, "trace_module")):
+            if hasattr(owner, name):  # else it is of another torch
+                stack.enter_context(surrounded(owner, name, make))
         yield

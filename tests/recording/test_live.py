@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from gradscope.capture.guard import Guard
+from gradscope.capture.hooks_aside import HooksAside
 from gradscope.patching.plan import plan
 from gradscope.recording import record as recording_module
 from gradscope.recording.graph import Recording
@@ -83,7 +84,7 @@ def profiled(model: Net) -> Recording:
         with Through(recorder):
             recorder.below(lambda: model(torch.randn(4, 8)).sum())
 
-    with recorder.watching(Guard()):
+    with recorder.watching(Guard(), HooksAside()):
         step()
     assert recorder.recording is not None
     return recorder.recording
