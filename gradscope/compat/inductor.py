@@ -35,7 +35,7 @@ from gradscope.compat.inductor_rows import KernelRows
 from gradscope.compat.inductor_settings import INSIDE, KERNEL_PROFILE, SETTINGS, Settings
 from gradscope.compat.private import dispatch_depth, replaced
 from gradscope.compat.profilers import without_rows
-from gradscope.tables import CalledFrom, GraphNote, GraphRun, NodeNote
+from gradscope.tables import TANGENTS, CalledFrom, GraphNote, GraphRun, NodeNote
 
 _COMPILE, _DEBUG, _OUTPUT = (f"torch._inductor.{name}" for name in ("compile_fx", "debug", "output_code"))
 _READ = {
@@ -48,7 +48,6 @@ _HANDLE = re.compile(r"(?P<kernel>.*):(?P<order>\d+)")
 _FRAME = re.compile(r'File "(?P<file>[^"\n]+)", line (?P<line>\d+), in (?P<function>.+)')
 
 _OPTIMIZERS = os.path.join("torch", "optim", "")  # in the path of a file
-TANGENTS = "tangents_"  # what AOTAutograd calls the gradients of what a graph has returned
 _FORWARD = ("is_forward", "must_be_in_forward")
 
 
@@ -274,6 +273,7 @@ def _noted(graph: Any, before: int, earlier: Mapping[str, NodeNote]) -> GraphNot
     kernels = sorted((int(match["order"]), match["kernel"], tuple(names)) for match, names in found)
     left = {node.name for node in graph.graph.nodes}
     nodes = {node.name: _with_origin(node, _node(node), earlier, left) for node in graph.graph.nodes}
+    nodes |= _in_branches(graph)
     if compiles_pass():
         nodes = {name: from_there(node, earlier[name]) if name in earlier else node for name, node in nodes.items()}
     return GraphNote(
@@ -291,6 +291,17 @@ def _noted(graph: Any, before: int, earlier: Mapping[str, NodeNote]) -> GraphNot
         is_pass=compiles_pass(),
         flops_at=_flops_at(graph),
     )
+
+
+def _in_branches(graph: Any) -> dict[str, NodeNote]:
+    """Operations of branches and loops (``torch.cond``, ``while_loop``): nobody knows how often a run makes them."""
+    return {
+        f"{path}.{node.name}": replace(_node(node), inputs=(), bytes=0, flops=-1)
+        for path, part in graph.named_modules()
+        if path and isinstance(part, torch.fx.GraphModule)
+        for node in part.graph.nodes
+        if _work(node) is not None
+    }
 
 
 def _is_optimizer(nodes: Iterable[NodeNote]) -> bool:

@@ -4,6 +4,7 @@ from gradscope.tables.columns import (
     BEFORE_THE_TRACE,
     CHECKPOINT,
     OF_TORCHS_LAYER,
+    TANGENTS,
     AllocationTable,
     BlockTable,
     CalledFrom,
@@ -82,6 +83,7 @@ from gradscope.tables.results import (
 
 __all__ = [
     "CalledFrom",
+    "TANGENTS",
     "CompiledGraph",
     "FusedNode",
     "GraphNote",

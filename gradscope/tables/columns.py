@@ -296,6 +296,9 @@ class FusedNode(CompiledNode):
         return cls(layer=layer, line=line, **shared)
 
 
+TANGENTS = "tangents_"  # what AOTAutograd calls the gradients of what a graph has returned
+
+
 @dataclass(frozen=True, slots=True)
 class CompiledGraph:
     """A :class:`GraphNote` in the terms of the report.
@@ -317,6 +320,11 @@ class CompiledGraph:
     zeros: tuple[str, ...] = ()
     compiled: int | None = None
     moved: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def is_backward(self) -> bool:
+        """Whether it is run with gradients of what another graph has returned."""
+        return any(name.startswith(TANGENTS) for name in self.inputs)
 
 
 @dataclass(frozen=True, slots=True)

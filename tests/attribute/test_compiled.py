@@ -221,7 +221,7 @@ def test_sizes_that_a_graph_finds_out_itself() -> None:
     ]
     found = run({0: graph(ahead, cpp_1="p q")}, *rows)
     assert {row.path: row.forward_flops for row in found.layers if row.path in "ab" and row.path} == {"a": 7, "b": None}
-    assert any("finds sizes out" in note for note in found.notes)
+    assert any("finds out while it runs" in note for note in found.notes)
 
 
 def test_forward_has_layers_too() -> None:

@@ -300,7 +300,7 @@ def test_a_graphs_note_has_its_own_kernels_and_its_sums_at_what_reads_them(monke
     read = made.call_function(torch.neg, (added,))
     read.meta["fwd_nn_module_stack"] = {"1": ("L['self'].a", torch.nn.Linear)}
     made.output(read)
-    found = inductor._noted(SimpleNamespace(graph=made), 1, {})
+    found = inductor._noted(SimpleNamespace(graph=made, named_modules=lambda: ()), 1, {})
     assert found.kernels == (("cpp_2", ("m",)),)
     assert found.nodes["add"].modules == found.nodes["neg"].modules != ()
 
@@ -495,19 +495,65 @@ def test_a_layer_is_that_whose_parameters_stand_at_its_place() -> None:
     assert moved(("a.p", "a.p")) == moved() == {}
 
 
+def called(start: int, number: int, sequence: int) -> list[Row]:
+    """A compiled function that makes a node."""
+    return [
+        Row(RowKind.OP, start, start + 20, "CompiledFunction", sequence=sequence),
+        Row(RowKind.GRAPH, start + 5, start + 15, GRAPH, argument=number),
+        Row(RowKind.OP, start + 5, start + 15, "cpp_1"),
+    ]
+
+
 def test_backward_is_of_the_model_whose_forward_made_its_node() -> None:
     """Though it is run with no parameter: of one layer, say, whose input needs no gradient."""
     nodes = {"x": fused(-1), "p": fused(AX, "x", flops=7)}
     forward = replace(graph(nodes, cpp_1="p"), moved=((AX, AX),), holders=frozenset({AX}))
     other = replace(graph(nodes, cpp_1="p"), moved=((AX, BX),), holders=frozenset({BX}))
-    graphs = {0: forward, 1: other, 2: graph(nodes, cpp_1="p")}
-    rows: list[Row] = []
-    for start, number, sequence in ((10, 0, 5), (40, 1, 6)):
-        rows.append(Row(RowKind.OP, start, start + 20, "CompiledFunction", sequence=sequence))
-        rows.append(Row(RowKind.GRAPH, start + 5, start + 15, GRAPH, argument=number))
-        rows.append(Row(RowKind.OP, start + 5, start + 15, "cpp_1"))
+    graphs = {0: forward, 1: other, 2: replace(graph(nodes, cpp_1="p"), inputs=("tangents_1",))}
+    rows = [*called(10, 0, 5), *called(40, 1, 6)]
     passes = [*backward(1000, 6, ("cpp_1", 70), number=2), *backward(2000, 5, ("cpp_1", 30), number=2)]
     found = run(graphs, *rows, *passes)
     assert layers(found) == {"a.x": 30, "b.x": 70}
     flops = {row.path: (row.forward_flops, row.backward_flops) for row in found.layers if row.flops}
     assert flops == {"a.x": (7, 7), "b.x": (7, 7)}
+
+
+def test_what_a_checkpoint_runs_again_in_the_node_of_another_is_its_own() -> None:
+    """Two functions in one checkpoint: the second's node runs both again, and makes the node of the first's backward."""
+    nodes = {"x": fused(-1), "p": fused(AX, "x", flops=7)}
+    first = replace(graph(nodes, cpp_1="p"), moved=((AX, AX),), holders=frozenset({AX}))
+    second = replace(graph(nodes, cpp_1="p"), moved=((AX, BX),), holders=frozenset({BX}))
+    graphs = {0: first, 1: second, 2: replace(graph(nodes, cpp_1="p"), inputs=("tangents_1",))}
+    again = [
+        Row(RowKind.BACKWARD, 1000, 1300, "backward", argument=0),
+        Row(RowKind.NODE, 1000, 1100, "CompiledFunctionBackward", sequence=6, forward_thread=1),
+        *called(1010, 0, 7),
+        *called(1040, 1, 8),
+        Row(RowKind.GRAPH, 1070, 1100, GRAPH, argument=2),
+        Row(RowKind.OP, 1070, 1100, "cpp_1"),
+        Row(RowKind.NODE, 1200, 1300, "CompiledFunctionBackward", sequence=7, forward_thread=1),
+        Row(RowKind.GRAPH, 1200, 1300, GRAPH, argument=2),
+        Row(RowKind.OP, 1200, 1300, "cpp_1"),
+    ]
+    found = run(graphs, *called(10, 0, 5), *called(40, 1, 6), *again)
+    flops = {row.path: (row.forward_flops, row.backward_flops) for row in found.layers if row.flops}
+    assert flops == {"a.x": (7, 14), "b.x": (7, 14)}
+    assert layers(found) == {"": 50, "a.x": 110, "b.x": 40}  # the rest is what Python and the engine do
+
+
+def test_of_what_a_branch_computes_no_operations_are_told() -> None:
+    """Nor of the layers of a graph whose kernels are others than it was compiled to."""
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    class Branch(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.relu(x @ x)
+
+    branch = make_fx(Branch())(torch.ones(2, 2))
+    whole: Any = SimpleNamespace(named_modules=lambda: (("", branch), ("true_graph_0", branch)))
+    (note,) = inductor._in_branches(whole).items()
+    assert note[0].startswith("true_graph_0.mm") and note[1].flops == -1 and not note[1].inputs
+    nodes = {"x": fused(-1), "p": fused(AX, "x", flops=7)}
+    found = run({0: graph(nodes, cpp_1="p")}, *backward(1000, 5, ("cpp_another", 70)))
+    assert {row.path: (row.forward_flops, row.backward_flops) for row in found.layers}["a.x"] == (None, None)
+    assert any("branches and loops" in note for note in found.notes)

@@ -515,7 +515,14 @@ def noted(said: list[str]) -> Iterator[None]:
         said.append("off")
 
 
-@pytest.mark.parametrize("tell", [lambda aside: aside.compiling(True), lambda aside: aside.follow(True, get_ident())])
+def captures(aside: HooksAside) -> None:
+    with aside.away():
+        pass
+
+
+@pytest.mark.parametrize(
+    "tell", [lambda aside: aside.compiling(True), lambda aside: aside.follow(True, get_ident()), captures]
+)
 def test_what_dynamo_would_guard_is_off_for_good_once_anything_is_compiled(tell: Callable[[HooksAside], None]) -> None:
     aside = HooksAside()
     said: list[str] = []
@@ -523,6 +530,8 @@ def test_what_dynamo_would_guard_is_off_for_good_once_anything_is_compiled(tell:
         assert said == ["on"]
         tell(aside)
         assert said == ["on", "off"]
+        with aside.until_compiled(noted(said)):
+            pass
         aside.compiling(False)
         with aside.until_compiled(noted(said)):
             pass
@@ -557,3 +566,15 @@ def test_where_hooks_are_out_the_report_says_what_has_no_layers(
     said = survey.Survey._untold(phase)
     assert len(said) == breaks and all(says in note for note in said)
     assert any("no layers" in note for note in said) is (breaks and reads)
+
+
+def test_what_is_away_within_what_is_away_comes_back_behind_both(calls: list[str]) -> None:
+    aside = HooksAside()
+    with aside.holding(noting(calls, "mine")):
+        with aside.away():
+            with aside.away():
+                run()
+            run()
+        assert not calls
+        run()
+        assert calls == ["mine"]

@@ -6,7 +6,7 @@ import math
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
+from types import FunctionType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -90,10 +90,18 @@ def test_the_files_of_kernels_are_those_that_the_program_has_alone(cache: Path) 
     def kernels() -> set[str]:
         return {path.name for path in cache.rglob("*.so")}
 
+    def loaded() -> list[Any]:
+        from torch._inductor import codecache
+
+        names = [vars(module) for module in codecache.PyCodeCache.modules]
+        return [kernel for each in names for name, kernel in each.items() if name.startswith("cpp_")]
+
     run()
     alone, watch = kernels(), GraphWatch()
     with watching_graphs(watch, failed.append), profile(activities=[ProfilerActivity.CPU]) as prof:
         run()
+        assert any(isinstance(kernel, FunctionType) for kernel in loaded())
     assert not failed and kernels() == alone != set()
+    assert not any(isinstance(kernel, FunctionType) for kernel in loaded())  # as they were
     of_graphs = [name for graph in watch.graphs for name, _ in graph.kernels if name.startswith("cpp_")]
     assert [name for name in named(prof) if name.startswith("cpp_")] == of_graphs != []

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from gradscope.compat import inductor, inductor_settings
-from gradscope.compat.inductor import GraphWatch, _running, watching_graphs
+from gradscope.compat.inductor import GraphWatch, _rename, _running, watching_graphs
 from gradscope.compat.inductor_settings import SETTINGS, Settings
 from gradscope.tables import GraphNote
 
@@ -151,14 +151,16 @@ def test_kernels_have_code_of_their_own_for_rows_where_cpp_calls_them_alone(sett
 
 
 class _Graph:
-    """What may be referred to weakly, as a CompiledFxGraph."""
+    """A CompiledFxGraph that runs nothing."""
+
+    _fx_graph_cache_key = "key"  # in the name of the row that it writes
 
 
 @pytest.mark.parametrize("known", [True, False])
 def test_graphs_that_nobody_told_of_count_where_a_profiler_runs(known: bool) -> None:
     """What runs beside the measured steps alone needs no note."""
-    watch, graph = GraphWatch(), _Graph()
-    run = _running(lambda *_: None, watch, {id(graph): 0} if known else {}, {}, pytest.fail)
+    watch, graph, named = GraphWatch(), _Graph(), dict[int, Any]()
+    run = _running(lambda *_: None, watch, {id(graph): 0} if known else {}, named, pytest.fail)
     run(graph, [])
     assert watch.has_run and not watch.untold and watch.first == ({0: ()} if known else {})
     if known:
@@ -166,7 +168,9 @@ def test_graphs_that_nobody_told_of_count_where_a_profiler_runs(known: bool) -> 
     with torch.autograd.profiler.profile():
         run(graph, [])
     assert watch.untold is not known and len(watch.runs) == known
-    assert hasattr(graph, "_fx_graph_cache_key") is known
+    assert (graph._fx_graph_cache_key == "key") is not known
+    _rename(named)
+    assert graph._fx_graph_cache_key == "key"
 
 
 def test_parameters_of_a_graphs_first_run_are_those_that_it_was_compiled_for() -> None:

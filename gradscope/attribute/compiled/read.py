@@ -83,7 +83,10 @@ class CompiledTime:
                 "to: their time stays with the layer that called them"
             )
         if any(layer >= 0 for layer in self.uncounted):
-            found.append("FLOPs of layers are not told where a compiled graph finds sizes out while it runs")
+            found.append(
+                "FLOPs of layers are not told where a compiled graph finds out while it runs what it computes: sizes, "
+                "branches and loops"
+            )
         return found
 
 
@@ -101,11 +104,12 @@ def read_compiled(assigned: Assigned, graphs: Mapping[int, CompiledGraph], paths
         return None
     callers = assigned.rows.owner[regions]
     bases = bases_of(graphs, table.argument[regions], callers, paths)
-    telling = _of_forward(table, regions)
+    telling = _of_forward(table, regions, graphs)
     known: dict[tuple[int, int, int], _Known] = {}
     flops = Counter[tuple[int, bool]]()
     marked = _Marked(table)
     unmatched, untold = 0, False
+    uncounted = set[int]()
     below = rows_below(table, regions)
     launched = Launched.of(assigned, regions, below)
     zeros = zeros_beside(table, regions[assigned.skeleton.in_backward[regions]])
@@ -125,12 +129,15 @@ def read_compiled(assigned: Assigned, graphs: Mapping[int, CompiledGraph], paths
         rows = match([table.names[table.name[row]] for row in children], here.names)
         activities = launched.activities(region, here.names, with_rows=rows is None)
         replay = match_replay(launched.names(activities), here.names) if activities else None
+        measured = assigned.steps.of_row[region] >= 0
         if rows is None and replay is None:
             unmatched += 1
+            if measured:
+                uncounted |= {caller if layer is None else layer for layer in here.flops}
             continue
         marked.rows(children, rows or [], here)
         marked.activities(activities, replay or [], here)
-        if assigned.steps.of_row[region] >= 0:
+        if measured:
             backward = bool(assigned.skeleton.in_backward[region])
             for layer, count in here.flops.items():
                 flops[caller if layer is None else layer, backward] += count
@@ -139,7 +146,7 @@ def read_compiled(assigned: Assigned, graphs: Mapping[int, CompiledGraph], paths
     for (number, caller, _), here in known.items():
         read = (None if each is None else (caller if each[0] is None else each[0], each[1]) for each in here.readers)
         readers.setdefault((number, caller), tuple(read))
-    uncounted = {
+    uncounted |= {
         caller if layer is None else layer for (_, caller, _), here in known.items() for layer in here.uncounted
     }
     return CompiledTime(
@@ -159,23 +166,27 @@ def read_compiled(assigned: Assigned, graphs: Mapping[int, CompiledGraph], paths
     )
 
 
-def _of_forward(table: EventTable, regions: IntColumn) -> list[int]:
+def _of_forward(table: EventTable, regions: IntColumn, graphs: Mapping[int, CompiledGraph]) -> list[int]:
     """Of each of these runs the run of forward that it is the backward of, by their numbers; else its own.
 
-    It lies in the node that the other has made.
+    It lies in the node that the other has made. In there a checkpoint may run graphs of forward again, of several
+    layers: these are their own, and make nodes as well.
     """
     numbers, found = table.argument[regions], table.argument[regions].copy()
     nodes = nearest(table, regions, (RowKind.NODE,))
+    is_backward = [graphs[number].is_backward for number in numbers.tolist()]
     made: dict[tuple[int, int], int] = {}
-    for place in np.flatnonzero(nodes < 0).tolist():
-        row = int(table.parent[regions[place]])
-        while row >= 0 and not (table.kind[row] == RowKind.OP and table.sequence[row] >= 0):
+    for place, backward in enumerate(is_backward):
+        row = -1 if backward else int(table.parent[regions[place]])
+        while row >= 0 and table.kind[row] != RowKind.NODE:
+            if table.kind[row] == RowKind.OP and table.sequence[row] >= 0:
+                made[int(table.thread[row]), int(table.sequence[row])] = int(numbers[place])
+                break
             row = int(table.parent[row])
-        if row >= 0:
-            made[int(table.thread[row]), int(table.sequence[row])] = int(numbers[place])
-    for place in np.flatnonzero(nodes >= 0).tolist():
+    for place, backward in enumerate(is_backward):
         node = nodes[place]
-        found[place] = made.get((int(table.forward_thread[node]), int(table.sequence[node])), numbers[place])
+        if backward and node >= 0:
+            found[place] = made.get((int(table.forward_thread[node]), int(table.sequence[node])), numbers[place])
     return [int(each) for each in found]
 
 
