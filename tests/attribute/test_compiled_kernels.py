@@ -519,7 +519,7 @@ def test_backward_is_of_the_model_whose_forward_made_its_node() -> None:
 
 
 def test_what_a_checkpoint_runs_again_in_the_node_of_another_is_its_own() -> None:
-    """Two functions in one checkpoint: the second's node runs both again, and makes the node of the first's backward."""
+    """Two functions in one checkpoint: the second's node runs both, and makes the node of the first's backward."""
     nodes = {"x": fused(-1), "p": fused(AX, "x", flops=7)}
     first = replace(graph(nodes, cpp_1="p"), moved=((AX, AX),), holders=frozenset({AX}))
     second = replace(graph(nodes, cpp_1="p"), moved=((AX, BX),), holders=frozenset({BX}))
