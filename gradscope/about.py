@@ -174,7 +174,7 @@ def _of_timed_steps(capture: Capture, trace: TimedTrace) -> list[str]:
             "inspected: the layers of its gradient accumulation, and some saved tensors, are unknown"
         )
     watch = capture.compiled
-    if watch.untold and watch.graphs:
+    if watch.unknown_has_run and watch.graphs:
         notes.append(
             "graphs that were compiled before the measurement began, or ahead of time, are a row each, of the layer "
             "that called them: they have no source lines and no FLOPs"

@@ -163,7 +163,7 @@ def build_result(
     if compiled is not None:
         rows = with_estimates(rows, *estimated_ns(assigned, parts, len(rows)))
         rows = with_graph_flops(rows, compiled.flops, compiled.uncounted | uncounted, len(assigned.steps))
-        rows = without_backward_flops(rows) if compiled.untold else rows
+        rows = without_backward_flops(rows) if compiled.passes_untold else rows
         notes += compiled.notes()
 
     def by_origin(part: Contribution) -> list[Contribution]:

@@ -87,7 +87,7 @@ class GraphWatch:
         self.runs: list[GraphRun] = []  # each once
         self.first: dict[int, tuple[int, ...]] = {}  # of each graph the parameters of its first run, by their addresses
         self.has_run = False  # a graph has, also one that was compiled before
-        self.untold = False  # such a graph has run while a profiler did
+        self.unknown_has_run = False  # such a graph has run while a profiler did
         self.told: Callable[[Sequence[torch.Tensor]], Any] | None = None  # of the parameters of a run that is new
         self.around: Callable[[], AbstractContextManager[None]] | None = None  # each run, in place of a bare one
         self.reads: Callable[[int, Sequence[Any]], None] | None = None  # told of each run what it is run with
@@ -239,7 +239,7 @@ def _running(
         watch.has_run = True
         number = numbers.get(id(self), -1)
         profiled = torch.autograd.profiler._is_profiler_enabled
-        watch.untold |= profiled and number < 0
+        watch.unknown_has_run |= profiled and number < 0
         if number >= 0:
             try:
                 if name := watch.name(number, inputs, profiled=profiled):

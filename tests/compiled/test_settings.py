@@ -162,12 +162,12 @@ def test_graphs_that_nobody_told_of_count_where_a_profiler_runs(known: bool) -> 
     watch, graph, named = GraphWatch(), _Graph(), dict[int, Any]()
     run = _running(lambda *_: None, watch, {id(graph): 0} if known else {}, named, pytest.fail)
     run(graph, [])
-    assert watch.has_run and not watch.untold and watch.first == ({0: ()} if known else {})
+    assert watch.has_run and not watch.unknown_has_run and watch.first == ({0: ()} if known else {})
     if known:
         watch.graphs.append(GraphNote((), {}))
     with torch.autograd.profiler.profile():
         run(graph, [])
-    assert watch.untold is not known and len(watch.runs) == known
+    assert watch.unknown_has_run is not known and len(watch.runs) == known
     assert (graph._fx_graph_cache_key == "key") is not known
     _rename(named)
     assert graph._fx_graph_cache_key == "key"

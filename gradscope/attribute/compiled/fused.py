@@ -3,7 +3,7 @@
 What several layers were fused into is split between them by the bytes that each would read and write if its part were a
 kernel of its own, and on a processor by what it computes.
 
-Source: B. Ansel et al., PyTorch 2: Faster Machine Learning Through Dynamic Python Bytecode Transformation and Graph
+Source: J. Ansel et al., PyTorch 2: Faster Machine Learning Through Dynamic Python Bytecode Transformation and Graph
 Compilation (ASPLOS 2024), on fusion; S. Williams et al., Roofline (CACM 2009), on time by bytes.
 """
 

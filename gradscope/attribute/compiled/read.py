@@ -45,7 +45,7 @@ class CompiledTime:
         unmatched: how many of these ran other kernels than they were compiled to.
         flops: of the measured steps, by layer and whether in backward.
         uncounted: layers of graphs that ran with sizes that do not tell their operations.
-        untold: passes of compiled autograd ran operations of which nobody tells the layer.
+        passes_untold: passes of compiled autograd ran operations of which nobody tells the layer.
         readers: of a run, by its number and the layer that ran it, the layer and line that read each of its inputs:
             of several the first in forward; None where nothing does.
     """
@@ -61,7 +61,7 @@ class CompiledTime:
     unmatched: int
     flops: Mapping[tuple[int, bool], int]
     uncounted: frozenset[int]
-    untold: bool
+    passes_untold: bool
     readers: Mapping[tuple[int, int], tuple[tuple[int, int] | None, ...]]
 
     def inside(self, part: Contribution) -> IntColumn:
@@ -108,7 +108,7 @@ def read_compiled(assigned: Assigned, graphs: Mapping[int, CompiledGraph], paths
     known: dict[tuple[int, int, int], _Known] = {}
     flops = Counter[tuple[int, bool]]()
     marked = _Marked(table)
-    unmatched, untold = 0, False
+    unmatched, passes_untold = 0, False
     uncounted = set[int]()
     below = rows_below(table, regions)
     launched = Launched.of(assigned, regions, below)
@@ -141,7 +141,7 @@ def read_compiled(assigned: Assigned, graphs: Mapping[int, CompiledGraph], paths
             backward = bool(assigned.skeleton.in_backward[region])
             for layer, count in here.flops.items():
                 flops[caller if layer is None else layer, backward] += count
-                untold |= graphs[number].is_pass and caller < 0 and layer is None
+                passes_untold |= graphs[number].is_pass and caller < 0 and layer is None
     readers: dict[tuple[int, int], tuple[tuple[int, int] | None, ...]] = {}
     for (number, caller, _), here in known.items():
         read = (None if each is None else (caller if each[0] is None else each[0], each[1]) for each in here.readers)
@@ -161,7 +161,7 @@ def read_compiled(assigned: Assigned, graphs: Mapping[int, CompiledGraph], paths
         unmatched,
         flops,
         frozenset(uncounted),
-        untold,
+        passes_untold,
         readers,
     )
 

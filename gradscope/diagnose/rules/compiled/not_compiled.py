@@ -68,7 +68,7 @@ def find(case: Case) -> Iterator[Finding]:
         ),
         code=f"TORCH_LOGS=graph_breaks python {script_of(case)}"
         if broken
-        else "loss_of = torch.compile(lambda x, y: criterion(model(x), y))",
+        else _AROUND,
         cost_ns=whole,
     )
 
