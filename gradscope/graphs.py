@@ -36,7 +36,8 @@ def compiled_graphs(
         note, nodes = notes[ran.graph], graphs[ran.graph]
         flops = flops_of(ran, notes)
         if flops is None or ran.sizes != note.sizes:
-            nodes = {name: replace(node, flops=(flops or {}).get(name, 0)) for name, node in nodes.items()}
+            told = flops or {}  # of branches and loops nothing is, with whatever sizes
+            nodes = {name: replace(node, flops=told.get(name, min(node.flops, 0))) for name, node in nodes.items()}
         holders = frozenset(held[address] for address in ran.parameters if address in held)
         found[number] = CompiledGraph(
             note.kernels,

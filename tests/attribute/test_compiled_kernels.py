@@ -493,6 +493,7 @@ def test_a_layer_is_that_whose_parameters_stand_at_its_place() -> None:
     assert moved(("a.q", "b.q"), ("head.1", "head.2")) == tower | {"head.1": "head.2"}
     assert moved(("a.p", "a.q")) == {"a.p": "a.q"}  # two layers of one size
     assert moved(("a.p", "a.p")) == moved() == {}
+    assert moved(("a.q", "a.q"), ("a.q", "b.q")) == tower == moved(("a.q", "b.q"), ("a.q", "a.q"))  # a weight is tied
 
 
 def called(start: int, number: int, sequence: int) -> list[Row]:

@@ -41,7 +41,8 @@ class Moved:
         """
         to: dict[int, int] = {}
         for one, other in pairs:
-            to.setdefault(one, other)
+            if to.get(one, one) == one:  # what models share, a tied weight, lies in the first of them alone
+                to[one] = other
         index = {path: number for number, path in enumerate(paths)}
         blocks = sorted({_around(paths[one], paths[other]) for one, other in to.items() if one != other}, reverse=True)
         for number, path in enumerate(paths):

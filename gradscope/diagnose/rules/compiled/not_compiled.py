@@ -66,9 +66,7 @@ def find(case: Case) -> Iterator[Finding]:
             if broken
             else "Compile what is around them too, or a function that holds the loss with them."
         ),
-        code=f"TORCH_LOGS=graph_breaks python {script_of(case)}"
-        if broken
-        else _AROUND,
+        code=f"TORCH_LOGS=graph_breaks python {script_of(case)}" if broken else _AROUND,
         cost_ns=whole,
     )
 
