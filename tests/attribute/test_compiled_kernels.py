@@ -457,6 +457,14 @@ def test_flops_of_a_run_are_those_of_its_sizes(sizes: tuple[int, ...], flops_at:
     assert (found.nodes["p"].flops, found.sized) == (flops, sized)
 
 
+def test_operations_of_a_branch_are_unknown_with_other_sizes_too() -> None:
+    note = sized_note(lambda _: {"p": 70})
+    branch = replace(note.nodes["p"], flops=-1)
+    note = replace(note, nodes={**note.nodes, "true_graph_0.p": branch})
+    (found,) = compiled_graphs([note], [GraphRun(0, (), (5,))], {}, ModuleNames((), {}, (), ()), []).values()
+    assert {name: node.flops for name, node in found.nodes.items()} == {"p": 70, "true_graph_0.p": -1}
+
+
 def test_a_size_that_torch_finds_out_while_it_runs_is_unknown() -> None:
     """The number of elements that are not zero, say: it is none of the sizes that a graph is run with."""
     from torch.fx.experimental.proxy_tensor import make_fx
