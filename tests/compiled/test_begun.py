@@ -10,12 +10,12 @@ from threading import Event, Thread, get_ident
 from typing import Any
 
 import pytest
+from torch.torch_version import __version__ as torch_version
 
 import gradscope
 from gradscope.compat import following_dynamo, watching_dynamo
 from gradscope.compat.dynamo import entry
 from gradscope.compat.dynamo.entry import _Calls
-from tests.compiled.threads import threads_may_compile
 
 # Loading Dynamo warns of its own use of TorchScript.
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script_method`:DeprecationWarning")
@@ -46,7 +46,8 @@ def test_where_nothing_is_compiled_nothing_is_told() -> None:
     assert told == [True, False]
 
 
-@threads_may_compile
+# torch 2.11 alone, without gradscope, ends so: 12 lines with a thread that has compiled a broken graph and is gone.
+@pytest.mark.skipif(torch_version < (2, 12), reason="what this torch compiles next is a segmentation fault")
 def test_a_thread_that_is_in_compiled_code_already_is_told_of_until_it_has_left_it() -> None:
     import torch
 

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 import gradscope
-from tests.compiled.threads import threads_may_compile
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script_method`:DeprecationWarning")
 
@@ -71,7 +70,6 @@ def test_an_idle_thread_beside_what_was_compiled_before_costs_no_row(built: Any)
         thread.join()
 
 
-@threads_may_compile
 def test_classes_are_as_they_were_where_another_thread_compiles_them(built: Any) -> None:
     """And it is not compiled again once the measurement has ended."""
     own, seen, graphs = vars(Part)["forward"], [], 0
