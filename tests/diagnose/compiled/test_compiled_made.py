@@ -471,3 +471,113 @@ def test_what_to_run_names_the_script(target: str, mode: Any, named: str) -> Non
     about = replace(case.run.workload, target=target, mode=mode)
     (finding,) = RULES["graph-break"].find(replace(case, run=replace(case.run, workload=about)))
     assert finding.code == f"TORCH_LOGS=graph_breaks python {named}"
+
+
+class Torch:
+    """What Dynamo has noted, and goes on noting."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.records: list[SimpleNamespace] = []
+        self.breaks: list[SimpleNamespace] = []
+        utils = SimpleNamespace(get_compilation_metrics=lambda: self.records, graph_break_reasons=self.breaks)
+        monkeypatch.setitem(sys.modules, "torch._dynamo.utils", utils)  # type: ignore[arg-type]
+
+    def compiles(self, function: str, graphs: int = 1, since: float = 1, failed: str | None = None) -> None:
+        self.records.append(
+            SimpleNamespace(
+                co_name=function,
+                co_filename="model.py",
+                co_firstlineno=6,
+                compile_id=f"{len(self.records)}/0",
+                start_time=time.time() + since,
+                entire_frame_compile_time_s=2.0,
+                recompile_reason=None,
+                graph_op_count=graphs,
+                fail_type=failed,
+                fail_reason=f"{failed} of it\nand more",
+                fail_user_frame_filename="model.py" if failed else None,
+                fail_user_frame_lineno=9 if failed else None,
+            )
+        )
+
+    def breaks_at(self, line: int) -> None:
+        stack = [SimpleNamespace(filename="model.py", lineno=line)]
+        self.breaks.append(SimpleNamespace(user_stack=stack, reason=f"break {line}\nand more"))
+
+
+def test_what_was_noted_before_is_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    noted = Torch(monkeypatch)
+    noted.compiles("before", since=-60)
+    noted.breaks_at(1)
+    log = CompileLog()
+    noted.compiles("behind")
+    noted.breaks_at(2)
+    assert [each.function for each in log.compilations()] == ["behind"]
+    assert log.breaks() == [GraphBreak((("model.py", 2),), "break 2")]
+    noted.breaks.clear()  # torch._dynamo.reset()
+    assert log.breaks() == []
+
+
+def test_where_the_program_has_torch_forget_all_that_is_noted_then_is_new(monkeypatch: pytest.MonkeyPatch) -> None:
+    noted = Torch(monkeypatch)
+    for line in (1, 2, 3):
+        noted.breaks_at(line)
+    log = CompileLog()
+    noted.breaks.clear()
+    noted.breaks_at(4)
+    assert [each.reason for each in log.breaks()] == ["break 4"]
+
+
+def test_a_compilation_is_of_the_step_that_ran(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch tells of it once it is over: behind the step, it is that one's."""
+    noted = Torch(monkeypatch)
+    log = CompileLog()
+    noted.compiles("first")
+    log.end_step(1)
+    noted.compiles("second")
+    log.end_step(2)
+    log.end_step(3)
+    assert [(each.function, each.step) for each in log.compilations()] == [("first", 0), ("second", 1)]
+
+
+def test_something_is_compiled_where_a_graph_was_made_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    noted = Torch(monkeypatch)
+    log = CompileLog()
+    assert log.has_compiled()  # nothing is told
+    noted.compiles("empty", graphs=0)
+    noted.compiles("failed", failed="Unsupported")
+    assert not log.has_compiled()
+    noted.compiles("graph")
+    assert log.has_compiled()
+
+
+def test_a_function_that_is_left_as_it_is_has_a_break(monkeypatch: pytest.MonkeyPatch) -> None:
+    noted = Torch(monkeypatch)
+    log = CompileLog()
+    noted.compiles("loop", failed="Unsupported")
+    noted.compiles("graph")
+    assert log.breaks() == [GraphBreak((("model.py", 9),), "Unsupported of it", skipped=True)]
+
+
+def test_a_larger_budget_is_at_most_all() -> None:
+    (finding,) = recomputing(budget=0.9)
+    assert finding.code == "torch._functorch.config.activation_memory_budget = 1"
+
+
+def test_two_lines_that_break_are_both_named() -> None:
+    breaks = [{"place": f"model.py:{line}", "reason": "item", "frames": []} for line in (3, 4)]
+    (finding,) = found("graph-break", breaks=breaks)
+    assert finding.evidence.endswith("also at model.py:4")
+
+
+@pytest.mark.parametrize(("phase", "told"), [("recompute", 1), ("optimizer", 0), ("other", 0)])
+def test_what_runs_beside_graphs_is_of_the_step(phase: Any, told: int) -> None:
+    ops = (OpRow(None, phase, "aten::gelu", 1.0, 20 * MS),)
+    assert len(found("not-compiled", ops, graphs=1)) == told
+
+
+def test_what_an_operation_of_the_users_runs_in_a_graph_is_in_it() -> None:
+    """But in another phase, where its layer has no graph, it is not."""
+    ops = (OpRow(None, "forward", "cpp_fused_add_0", 1.0, MS), OpRow(None, "forward", "aten::gelu", 1.0, 20 * MS))
+    assert not found("not-compiled", ops, graphs=1)
+    assert found("not-compiled", (*ops, OpRow(None, "backward", "aten::gelu_backward", 1.0, 20 * MS)), graphs=1)
