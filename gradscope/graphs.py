@@ -23,14 +23,14 @@ def compiled_graphs(
     FLOPs are those of the sizes that a graph was run with; 0 where these do not tell them.
 
     Args:
-        first: of graphs the parameters of the first run, by address.
+        first: of graphs the parameters of the first run, by their ids.
     """
     layers, places = _Layers(names), _Lines(lines)
     graphs = [
         {name: FusedNode.of(node, layer, places.line(node)) for name, node, layer in layers.of(note.nodes.items())}
         for note in notes
     ]
-    held = names.layers_by_address() if runs else {}
+    held = names.layers_by_parameter() if runs else {}
     found = {}
     for number, ran in enumerate(runs):
         note, nodes = notes[ran.graph], graphs[ran.graph]
@@ -38,7 +38,7 @@ def compiled_graphs(
         if flops is None or ran.sizes != note.sizes:
             told = flops or {}  # of branches and loops nothing is, with whatever sizes
             nodes = {name: replace(node, flops=told.get(name, min(node.flops, 0))) for name, node in nodes.items()}
-        holders = frozenset(held[address] for address in ran.parameters if address in held)
+        holders = frozenset(held[each] for each in ran.parameters if each in held)
         found[number] = CompiledGraph(
             note.kernels,
             nodes,

@@ -8,11 +8,14 @@ are not touched.
 
 from __future__ import annotations
 
+import ast
 import functools
+import inspect
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from types import FunctionType
+from keyword import iskeyword
+from types import CellType, CodeType, FunctionType
 from typing import Any, cast
 
 import torch
@@ -151,12 +154,12 @@ def _wrap(
     stack: ExitStack,
 ) -> None:
     before = kind.__dict__.get(name, _MISSING)
-    function = cast(Callable[..., Any], _attribute(kind, name))
+    function = cast(FunctionType, _attribute(kind, name))
     on = True
 
     is_compiling = torch.compiler.is_compiling
 
-    def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    def call(self: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
         if is_compiling() or not on or not enter(self, args):
             return function(self, *args, **kwargs)
         try:
@@ -164,9 +167,7 @@ def _wrap(
         finally:
             leave(self)
 
-    # With its globals, for some read them: torch.fx looks there for what it is not to trace.
-    called = FunctionType(call.__code__, function.__globals__, call.__name__, None, call.__closure__)
-    functools.update_wrapper(called, function)
+    called = _in_the_place_of(function, cast(FunctionType, call))
 
     def undo() -> None:
         nonlocal on
@@ -181,3 +182,40 @@ def _wrap(
     stack.callback(undo)  # first: a signal's handler may raise
     # A metaclass of the user's is not asked: it may refuse, or do more than to set a name.
     type.__setattr__(kind, name, called)
+
+
+def _in_the_place_of(function: FunctionType, call: FunctionType) -> FunctionType:
+    """``call`` with all that may be asked of ``function``: its arguments, their defaults, and its globals.
+
+    Some read these: ``inspect.getfullargspec`` the arguments, and torch.fx the globals, for what it is not to trace.
+    """
+    code = function.__code__
+    places = iter(code.co_varnames)
+    plain = [next(places) for _ in range(code.co_argcount)]
+    by_name = [next(places) for _ in range(code.co_kwonlyargcount)]
+    rest = [f"*{next(places)}"] if code.co_flags & inspect.CO_VARARGS else []
+    named = [f"**{next(places)}"] if code.co_flags & inspect.CO_VARKEYWORDS else []
+    only = plain[: code.co_posonlyargcount]
+    takes = [*only, *(["/"] if only else []), *plain[len(only) :], *(rest or ["*"] * bool(by_name)), *by_name, *named]
+    gives = [*plain, *rest, *(f"{each}={each}" for each in by_name), *named]
+    made = call.__code__, call.__closure__
+    defaults: tuple[Any, Any] = None, None
+    if all(each.isidentifier() and not iskeyword(each) for each in (*plain, *by_name)):  # else no statement made it
+        ours = next(each for each in ("call", "_call", "_gradscope_call") if each not in code.co_varnames)
+        define = f"def forward({', '.join(takes)}): return {ours}({', '.join(gives)})"
+        tree = ast.parse(f"def make({ours}):\n {define}\n return forward")
+        for each in ast.walk(tree):  # a traceback shows the line of this file that they say
+            for name in {"lineno", "end_lineno"} & set(each._attributes):
+                setattr(each, name, call.__code__.co_firstlineno)
+        (make,) = _codes(compile(tree, __file__, "exec"))
+        made = next(iter(_codes(make))), (CellType(call),)
+        defaults = function.__defaults__, function.__kwdefaults__
+    called = FunctionType(made[0], function.__globals__, function.__name__, defaults[0], made[1])
+    called.__kwdefaults__ = defaults[1]
+    functools.update_wrapper(called, function)
+    return called
+
+
+def _codes(code: CodeType) -> list[CodeType]:
+    """What is defined in a piece of code."""
+    return [each for each in code.co_consts if isinstance(each, CodeType)]

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
-from torch.nn.parameter import is_lazy
 
 from gradscope.capture.registry import (
     NOBODYS,
@@ -60,14 +59,13 @@ class ModuleNames:
             found.append(parent if parent in callers or parent < 0 else found[parent])
         return found
 
-    def layers_by_address(self) -> dict[int, int]:
-        """The row of the layer that holds the parameter whose numbers lie at an address; of several the first."""
+    def layers_by_parameter(self) -> dict[int, int]:
+        """The row of the layer that holds a parameter, by the parameter's id; of several the first."""
         found: dict[int, int] = {}
-        with torch._C.DisableTorchFunction():
-            for module in self.modules:
-                for parameter in module._parameters.values():
-                    if parameter is not None and not is_lazy(parameter):
-                        found.setdefault(parameter.data_ptr(), self.index[id(module)])
+        for module in self.modules:
+            for parameter in module._parameters.values():
+                if parameter is not None:
+                    found.setdefault(id(parameter), self.index[id(module)])
         return found
 
     def parameters(

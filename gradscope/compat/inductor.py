@@ -85,7 +85,7 @@ class GraphWatch:
     def __init__(self) -> None:
         self.graphs: list[GraphNote] = []
         self.runs: list[GraphRun] = []  # each once
-        self.first: dict[int, tuple[int, ...]] = {}  # of each graph the parameters of its first run, by their addresses
+        self.first: dict[int, tuple[int, ...]] = {}  # of each graph the parameters of its first run, by their ids
         self.has_run = False  # a graph has, also one that was compiled before
         self.unknown_has_run = False  # such a graph has run while a profiler did
         self.told: Callable[[Sequence[torch.Tensor]], Any] | None = None  # of the parameters of a run that is new
@@ -97,14 +97,14 @@ class GraphWatch:
     def name(self, number: int, inputs: Sequence[Any], *, profiled: bool) -> str:
         """What the row is to be called of this run of a graph; empty where a profiler writes none."""
         if number not in self.first:  # it has just been compiled, for these
-            self.first[number] = tuple(each.data_ptr() for each in inputs if isinstance(each, torch.nn.Parameter))
+            self.first[number] = tuple(id(each) for each in inputs if isinstance(each, torch.nn.Parameter))
         return f"{markers.GRAPH}{self.run(number, inputs)}" if profiled else ""
 
     def run(self, number: int, inputs: Sequence[Any]) -> int:
         """The number of a run of that graph."""
         parameters = [each for each in inputs if isinstance(each, torch.nn.Parameter)]
         sizes = tuple(each for each in inputs if type(each) is int)
-        ran = GraphRun(number, tuple(each.data_ptr() for each in parameters), sizes)
+        ran = GraphRun(number, tuple(map(id, parameters)), sizes)
         if ran not in self._known:
             self._known[ran] = len(self.runs)
             self.runs.append(replace(ran, zeros=_zeros(self.graphs[number].inputs, inputs) or ()))
@@ -294,14 +294,38 @@ def _noted(graph: Any, before: int, earlier: Mapping[str, NodeNote]) -> GraphNot
 
 
 def _in_branches(graph: Any) -> dict[str, NodeNote]:
-    """Operations of branches and loops (``torch.cond``, ``while_loop``): nobody knows how often a run makes them."""
+    """Operations of branches, loops and regions (``torch.cond``, ``while_loop``, ``nested_compile_region``).
+
+    Nobody knows how often a run makes them. A region that several blocks share is told as that of one of them: its
+    operations are each one's.
+    """
+    calls: dict[str, list[tuple[CalledFrom, ...]]] = {}  # of each part the modules around what calls it
+    for node in graph.graph.nodes:
+        for each in node.all_input_nodes if node.op == "call_function" else ():
+            if each.op == "get_attr":
+                calls.setdefault(str(each.target), []).append(_node(node).modules)
     return {
-        f"{path}.{node.name}": replace(_node(node), inputs=(), bytes=0, flops=-1)
+        f"{path}.{node.name}.{number}": replace(_node(node), inputs=(), bytes=0, flops=-1, modules=modules)
         for path, part in graph.named_modules()
         if path and isinstance(part, torch.fx.GraphModule)
         for node in part.graph.nodes
         if _work(node) is not None
+        for number, modules in enumerate(_each_callers(_node(node).modules, calls.get(path, ())))
     }
+
+
+def _each_callers(
+    modules: tuple[CalledFrom, ...], calls: Sequence[tuple[CalledFrom, ...]]
+) -> list[tuple[CalledFrom, ...]]:
+    """Modules around an operation, and those at its place below the others that call the part that it is in."""
+    paths = [each[-1].path for each in calls if each]
+    own = next((path for path in paths if any(each.path == path for each in modules)), None)
+    found = [modules]
+    for path in paths if own is not None else ():
+        if path != own:
+            below = [each for each in modules if each.path == own or each.path.startswith(f"{own}.")]
+            found.append(tuple(CalledFrom(-1, path + each.path[len(str(own)) :], each.class_name) for each in below))
+    return found
 
 
 def _is_optimizer(nodes: Iterable[NodeNote]) -> bool:

@@ -38,7 +38,8 @@ class Settings:
     def __init__(self) -> None:
         self._values = [_placed(each) for each in SETTINGS]
         self._rows_from_cpp = [*self._values, _placed(KERNEL_PROFILE)]
-        entry = next(iter(sys.modules["torch._inductor.config"]._config.values()))
+        self._inductor: Any = sys.modules["torch._inductor.config"]
+        entry = next(iter(self._inductor._config.values()))
         self._shared = not isinstance(entry.user_override, ContextVar)
         self._lock = threading.RLock()
         self._count = 0  # of those that share them
@@ -70,7 +71,7 @@ class Settings:
         def call(*args: Any, **kwargs: Any) -> Any:
             if _is_for_a_file():
                 return function(*args, **kwargs)
-            from_cpp = bool(kwargs.get("cpp_wrapper")) or sys.modules["torch._inductor.config"].cpp_wrapper
+            from_cpp = bool(kwargs.get("cpp_wrapper")) or getattr(self._inductor, "cpp_wrapper", False)
             values = self._rows_from_cpp if from_cpp else self._values
             with self._shared_by_all(values) if self._shared else self._set(values):
                 return function(*args, **kwargs)
@@ -102,7 +103,8 @@ class Settings:
 
 def _is_for_a_file() -> bool:
     """Check that what is compiled now is to be written to a file, for which torch takes it from its caches."""
-    if sys.modules["torch._functorch.config"].bundled_autograd_cache or sys.modules[_VIRTUALIZED].V.aot_compilation:
+    bundled = getattr(sys.modules.get("torch._functorch.config"), "bundled_autograd_cache", False)
+    if bundled or getattr(getattr(sys.modules.get(_VIRTUALIZED), "V", None), "aot_compilation", False):
         return True
     frame: FrameType | None = sys._getframe()
     while frame is not None:
@@ -113,9 +115,15 @@ def _is_for_a_file() -> bool:
 
 
 def _placed(setting: tuple[str, str, Any]) -> tuple[Any, str, Any]:
-    """What has that setting, its name there, and what it is to be."""
+    """What has that setting, its name there, and what it is to be.
+
+    Raises:
+        AttributeError: this torch does not have it.
+    """
     module, name, value = setting
-    return _owner(module, name), name.rpartition(".")[2], value
+    owner, own = _owner(module, name), name.rpartition(".")[2]
+    getattr(owner, own)
+    return owner, own, value
 
 
 def _owner(module: str, name: str) -> Any:

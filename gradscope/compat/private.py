@@ -94,13 +94,13 @@ def reducer_log(model: Any) -> Mapping[str, Any]:
 
 @contextmanager
 def replaced(kind: Any, name: str, function: Any) -> Iterator[None]:
-    """Put ``function`` in the place of a class's or module's until the block is left, or others have done so."""
-    original = getattr(kind, name)
+    """Put ``function`` in the place of a class's or module's own until the block is left, or others have done so."""
+    original = vars(kind).get(name, getattr(kind, name))  # a method of C++ is a descriptor of another kind
     setattr(kind, name, function)
     try:
         yield
     finally:
-        if getattr(kind, name) is function:
+        if vars(kind).get(name) is function:
             setattr(kind, name, original)
 
 
@@ -118,17 +118,26 @@ def surrounded(owner: Any, name: str, make: Callable[[], AbstractContextManager[
         yield
 
 
+_FROM = ("from_trace", "from_trace_with_dict")
+_TRACED = ("graph_by_tracing", *(f"function_{name}" for name in _FROM))
+
+
 @contextmanager
 def around_jit_tracing(make: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
     """Have a context around all that ``torch.jit`` traces until the block is left.
 
     Its check fails where a mode of ``__torch_dispatch__`` is on, whichever, or where another one is than was before.
+    A program may have torch's functions under names of its own: it is around what these call.
 
     Source: torch/jit/_trace.py, as of torch 2.11 to 2.14.
     """
-    tracing = sys.modules.get("torch.jit._trace")
+    made = torch._C.ScriptModule
+    called = [(torch._C, f"_create_{name}") for name in _TRACED] + [(made, f"_create_method_{name}") for name in _FROM]
+    tracing: Any = sys.modules.get("torch.jit._trace")
     with ExitStack() as stack:
-        for owner, name in ((tracing, "_trace_impl"), (tracing, "trace_module"), (torch.jit, "trace_module")):
+        for owner, name in called:
             if hasattr(owner, name):  # else it is of another torch
                 stack.enter_context(surrounded(owner, name, make))
+        if hasattr(tracing, "_check_trace"):
+            stack.enter_context(surrounded(tracing, "_check_trace", make))
         yield

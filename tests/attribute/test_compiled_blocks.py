@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import pytest
 
 from gradscope.attribute.compiled.blocks import Moved, bases_of
 from gradscope.tables import RowKind
@@ -28,28 +29,28 @@ TWO = ("", "a", "a.p", "a.act", "a.q", "b", "b.p", "b.act", "b.q", "head.1", "he
 
 def moved(*pairs: tuple[str, str]) -> dict[str, str]:
     """Where each layer goes of which another's parameters stand at the place of its own."""
-    found = Moved.by_layers([(TWO.index(one), TWO.index(other)) for one, other in pairs], TWO)
+    found = Moved.of([(TWO.index(one), TWO.index(other)) for one, other in pairs], TWO)
     return {} if found.to is None else {TWO[one]: TWO[to] for one, to in found.to.items() if one != to}
 
 
 def test_names_of_layers_that_begin_alike_are_told_apart() -> None:
-    moved = Moved.of(0, 1, ("a.1", "a.2", "a.10", "a.1.x", "a.2.x"))
+    moved = Moved.of((), ("a.1", "a.2", "a.10", "a.1.x", "a.2.x"), 0, 1)
     assert [moved.layer(each) for each in range(5)] == [1, 1, 2, 4, 4]
 
 
 def test_what_holds_a_shared_weight_stays() -> None:
     paths = ("a", "a.shared", "b")
-    assert Moved.of(0, 2, paths, {1}).layer(1) == 1 and Moved.of(0, 2, paths).layer(1) == 2
+    assert Moved.of([(1, 1)], paths, 0, 2).layer(1) == 1 and Moved.of((), paths, 0, 2).layer(1) == 2
 
 
 def test_a_run_outside_of_all_layers_moves_nothing() -> None:
-    assert Moved.of(0, -1, ("a", "b")).to is None and Moved.of(-1, 1, ("a", "b")).to is None
+    assert Moved.of((), ("a", "b"), 0, -1).to is None and Moved.of((), ("a", "b"), -1, 1).to is None
 
 
 def test_blocks_that_lie_in_others_of_the_same_name() -> None:
     paths = ("net.first.h.0.up", "net.first.h.0.down", "net.second.h.0.up", "net.second.h.0.down", "net", "net.first")
     paths += ("net.second", "net.first.h", "net.second.h", "net.first.h.0", "net.second.h.0")
-    moved = Moved.by_layers([(1, 3)], paths)
+    moved = Moved.of([(1, 3)], paths)
     assert [moved.layer(0), moved.layer(1)] == [2, 3]
 
 
@@ -115,7 +116,7 @@ def test_of_blocks_in_blocks_the_inmost_tells_where_a_layer_lies() -> None:
     """A model whose inner part is of a third one: what has no parameters goes with the part that it is in."""
     paths = ("a", "a.p", "a.in", "a.in.q", "a.in.act", "b", "b.p", "b.in", "b.in.act", "c", "c.q", "c.act")
     index = {path: number for number, path in enumerate(paths)}
-    found = Moved.by_layers([(index["a.p"], index["b.p"]), (index["a.in.q"], index["c.q"])], paths)
+    found = Moved.of([(index["a.p"], index["b.p"]), (index["a.in.q"], index["c.q"])], paths)
     assert found.layer(index["a.in.act"]) == index["c.act"]
 
 
@@ -124,3 +125,26 @@ def test_a_graph_was_compiled_in_the_inmost_of_the_layers_that_its_nodes_lie_in(
     numbers, callers = np.array([0, 0, 0]), np.array([PATHS.index(path) for path in ("", "a", "b")])
     for order in ([0, 1, 2], [2, 1, 0]):
         assert bases_of({0: graph(nodes, cpp_1="p")}, numbers, callers[order], PATHS) == {0: A}
+
+
+@pytest.mark.parametrize(
+    ("pair", "base", "caller", "expected"),
+    [
+        (("a.p", "b.q"), "", "", "b.q"),  # the same layer calls it
+        (("a.p", "a.q"), "a", "b", "a.q"),  # another one does, for a part of the first
+        (("a.p", "b.q"), "a", "b", "b.q"),
+        (("a.p", "b.q"), "", "b", "b.q"),  # a part of a model, behind the model itself
+    ],
+)
+def test_parameters_tell_for_which_part_of_what_calls_it_a_function_runs(
+    pair: tuple[str, str], base: str, caller: str, expected: str
+) -> None:
+    found = Moved.of([(TWO.index(pair[0]), TWO.index(pair[1]))], TWO, TWO.index(base), TWO.index(caller))
+    assert TWO[found.layer(TWO.index(pair[0])) or 0] == expected
+
+
+def test_what_has_no_parameters_lies_below_what_calls_the_graph() -> None:
+    paths = ("", "act", "block", "block.act", "block.other")
+    found = Moved.of((), paths, 0, 2)
+    assert [found.layer(each) for each in range(2)] == [2, 3]
+    assert Moved.of((), ("", "act", "block"), 0, 2).layer(1) == 2

@@ -199,7 +199,7 @@ def test_of_what_a_branch_computes_no_operations_are_told() -> None:
             return torch.relu(x @ x)
 
     branch = make_fx(Branch())(torch.ones(2, 2))
-    whole: Any = SimpleNamespace(named_modules=lambda: (("", branch), ("true_graph_0", branch)))
+    whole: Any = SimpleNamespace(graph=torch.fx.Graph(), named_modules=lambda: (("", branch), ("true_graph_0", branch)))
     (note,) = inductor._in_branches(whole).items()
     assert note[0].startswith("true_graph_0.mm") and note[1].flops == -1 and not note[1].inputs
     nodes = {"x": fused(-1), "p": fused(AX, "x", flops=7)}

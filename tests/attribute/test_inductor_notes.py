@@ -283,9 +283,31 @@ def test_a_run_is_told_of_once_by_its_parameters_and_its_sizes() -> None:
     for inputs in ([weight, 3], [weight, 3], [weight, 5], [torch.ones(2), 3], [weight, True, 3]):
         watch.run(0, inputs)
     assert [(ran.parameters, ran.sizes) for ran in watch.runs] == [
-        ((weight.data_ptr(),), (3,)),
-        ((weight.data_ptr(),), (5,)),
+        ((id(weight),), (3,)),
+        ((id(weight),), (5,)),
         ((), (3,)),
     ]
     assert read == [0, 0, 1, 2, 0]  # each time
     assert told == [[weight], [weight]]  # of what is new, and has any
+
+
+def test_a_region_that_blocks_share_is_each_ones() -> None:
+    """``torch.compiler.nested_compile_region``: its operations are told as those of one block."""
+    stacks = {block: {str(block): (f"L['self'].{block}", "model.Block")} for block in (1, 2)}
+    part = torch.fx.Graph()
+    product = part.call_function(torch.ops.aten.mm.default, (part.placeholder("x"), part.placeholder("y")))
+    product.meta |= {
+        "val": torch.empty(2, 2, device="meta"),
+        "nn_module_stack": {**stacks[1], "3": ("L['self'].1.up", "Up")},
+    }
+    for each in product.args:
+        each.meta["val"] = torch.empty(2, 2, device="meta")  # type: ignore[union-attr]
+    whole = torch.fx.Graph()
+    for block, stack in stacks.items():
+        shared = whole.get_attr("region")
+        called = whole.call_function(torch.ops.higher_order.invoke_subgraph, (shared, f"region_{block}"))
+        called.meta["nn_module_stack"] = stack
+    module = torch.fx.GraphModule({"region": torch.fx.GraphModule({}, part)}, whole)
+    found = inductor._in_branches(module)
+    assert {each.modules[-1].path for each in found.values()} == {"L['self'].1.up", "L['self'].2.up"}
+    assert {each.flops for each in found.values()} == {-1}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import inspect
 import pickle
 from typing import Any
 
@@ -412,3 +413,57 @@ def in_a_model_called_by_hand(*parts: Any) -> Built:
         optimizer.step()
 
     return Built(model, step)
+
+
+def everything(self: Any, a: Any, /, b: Any, c: Any = 3, *rest: Any, d: Any, e: Any = 5, **named: Any) -> Any:
+    return a, b, c, rest, d, e, named
+
+
+def only_rest(*call: Any, **_call: Any) -> Any:
+    return call[1:], _call
+
+
+def named_as_ours(self: Any, call: Any, _call: Any = 2, *, enter: Any = 3) -> Any:
+    return call, _call, enter
+
+
+def by_name(self: Any, *, function: Any, **kwargs: Any) -> Any:
+    return function, kwargs
+
+
+@pytest.mark.parametrize(
+    ("function", "args", "kwargs"),
+    [
+        (everything, (1, 2), {"d": 4}),
+        (everything, (1, 2, 3, 4, 5), {"d": 6, "e": 7, "a": 8, "self": 9, "more": 10}),
+        (everything, (1,), {"b": 2, "c": None, "d": 4}),
+        (only_rest, (1, 2), {"self": 3, "call": 4}),
+        (named_as_ours, (1,), {"enter": 4}),
+        (named_as_ours, (), {"_call": 1, "call": 2}),
+        (by_name, (), {"function": 1, "self_": 2}),
+    ],
+)
+def test_what_may_be_asked_of_a_method_it_answers_while_it_is_watched(
+    function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
+    """A program filters a batch by the arguments of ``forward``: by ``inspect``, or by the code itself."""
+
+    def asked(method: Any) -> list[Any]:
+        code = method.__code__
+        count = code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & 4) + bool(code.co_flags & 8)
+        return [
+            inspect.getfullargspec(method),
+            inspect.signature(method),
+            inspect.signature(method, follow_wrapped=False),
+            (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_varnames[:count]),
+            (method.__defaults__, method.__kwdefaults__, method.__module__, method.__qualname__, method.__globals__),
+        ]
+
+    kind = type("Kind", (nn.Module,), {"forward": function})
+    seen: list[nn.Module] = []
+    before, alone = asked(kind.forward), kind().forward(*args, **kwargs)
+    with byhand.watching([kind], lambda module, _: seen.append(module) is None, lambda _: None):
+        module = kind()
+        assert kind.forward is not function and asked(kind.forward) == before
+        assert module.forward(*args, **kwargs) == alone and seen == [module]
+    assert kind.forward is function

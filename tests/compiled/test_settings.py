@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from threading import Event, Thread
@@ -178,4 +179,31 @@ def test_parameters_of_a_graphs_first_run_are_those_that_it_was_compiled_for() -
     one, other = torch.nn.Parameter(torch.ones(2)), torch.nn.Parameter(torch.ones(2))
     assert not watch.name(7, [torch.ones(2), one, 3], profiled=False)
     watch.name(7, [torch.ones(2), other, 3], profiled=False)
-    assert watch.first == {7: (one.data_ptr(),)}
+    assert watch.first == {7: (id(one),)}
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [("torch._functorch.config", "bundled_autograd_cache"), ("torch._inductor.config", "cpp_wrapper")],
+)
+def test_what_another_torch_does_not_have_is_not_asked(
+    settings: Settings, module: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It compiles for the program: an error there would end training."""
+
+    class Without:
+        def __getattr__(self, asked: str) -> Any:
+            if asked == name:
+                raise AttributeError(asked)
+            return getattr(before, asked)
+
+    before = sys.modules[module]
+    if name == "cpp_wrapper":
+        monkeypatch.setattr(settings, "_inductor", Without())
+    monkeypatch.setitem(sys.modules, module, Without())  # type: ignore[arg-type]
+    assert settings._around(lambda: 5)() == 5
+
+
+def test_a_setting_that_another_torch_does_not_have_is_seen_before_anything_is_compiled() -> None:
+    with pytest.raises(AttributeError):
+        inductor_settings._placed(("torch._inductor.config", "trace.no_such_setting", True))

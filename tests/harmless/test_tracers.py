@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.jit import trace_module as by_a_name_of_the_programs
 from torch.nn import functional as F
 
 import gradscope
@@ -62,6 +63,10 @@ def traced_methods(model: Any, x: Tensor) -> Any:
     return torch.jit.trace_module(model, {"forward": (x,)})(x)
 
 
+def traced_by_a_name_of_the_programs(model: Any, x: Tensor) -> Any:
+    return by_a_name_of_the_programs(model, {"forward": (x,)})(x)
+
+
 def scripted(model: Any, x: Tensor) -> Any:
     return torch.jit.script(model)(x)
 
@@ -72,7 +77,18 @@ def made_symbolic(model: Any, x: Tensor) -> Any:
 
 
 @pytest.mark.parametrize("kind", [ByCall, ByHand])
-@pytest.mark.parametrize("trace", [exported, exported_loosely, traced, traced_methods, scripted, made_symbolic])
+@pytest.mark.parametrize(
+    "trace",
+    [
+        exported,
+        exported_loosely,
+        traced,
+        traced_methods,
+        traced_by_a_name_of_the_programs,
+        scripted,
+        made_symbolic,
+    ],
+)
 def test_a_program_may_trace_its_model_in_each_step(trace: Callable[[Any, Tensor], Any], kind: type[ByCall]) -> None:
     model, x = kind(), torch.ones(4, 4)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
@@ -86,6 +102,22 @@ def test_a_program_may_trace_its_model_in_each_step(trace: Callable[[Any, Tensor
             if prof.step():
                 break
     assert not any("gradscope failed" in note for note in prof.report.data.notes)
+
+
+def test_a_graph_that_is_traced_is_the_same_in_each_step() -> None:
+    """Names of values, and lines of operations: what ``torch.onnx`` and tensorboard begin with."""
+    model, x = ByCall(), torch.ones(4, 4)
+
+    def graph() -> str:
+        return str(torch.jit._get_trace_graph(model, (x,))[0])  # type: ignore[no-untyped-call]
+
+    alone = graph()
+    with gradscope.profiling(model, steps=3, warmup=1) as prof:
+        while True:
+            model(x).sum().backward()
+            assert graph() == alone
+            if prof.step():
+                break
 
 
 def test_a_number_that_stands_for_a_tensor_is_taken_for_one() -> None:

@@ -209,3 +209,33 @@ def test_models_of_a_compiled_function_are_the_outermost_and_all() -> None:
     assert [registry.places[label].module() for label in found] == [first, second]
     assert registry.get(other) is None
     assert registry.roots_with([second.weight]) == [registry.get(second)]
+
+
+def test_saved_tensors_are_of_the_model_whose_forward_made_the_node_that_reads_them() -> None:
+    """Two models by one compiled function, whose graph of backward is run with no parameter."""
+    nodes = {"saved": node(-1), "p": node(A, "saved", line=7, sequence=9)}
+    kernels = (("cpp_p", ("p",)),)
+    graphs = {
+        0: CompiledGraph(kernels, nodes, inputs=("x",), moved=((A, A),)),
+        1: CompiledGraph(kernels, nodes, inputs=("x",), moved=((A, B),)),
+        2: CompiledGraph(kernels, nodes, inputs=("saved", "tangents_1")),
+    }
+    rows = [Row(RowKind.STEP, 0, 0, "step", argument=0), Row(RowKind.CALL, 0, 95, "call", argument=0)]
+    for number, sequence in enumerate((5, 6)):
+        start, back = 10 + 30 * number, 1000 + 500 * number
+        rows += [
+            Row(RowKind.OP, start, start + 20, "CompiledFunction", sequence=sequence),
+            Row(RowKind.GRAPH, start, start + 20, GRAPH, argument=number),
+            Row(RowKind.OP, start, start + 20, "cpp_p"),
+            Row(RowKind.BACKWARD, back, back + 100, "backward", argument=0),
+            Row(RowKind.NODE, back, back + 100, "CompiledFunctionBackward", sequence=sequence, forward_thread=1),
+            Row(RowKind.GRAPH, back, back + 100, GRAPH, argument=2),
+            Row(RowKind.OP, back, back + 100, "cpp_p"),
+        ]
+    table = table_of(*sorted(rows, key=lambda each: (each.start, -each.end)), Row(RowKind.STEP, 9000, 9000, "step"))
+    assigned = assign(read_skeleton(table, spans((ROOT, 0, 9)), [-1, 0, 0], paths=PATHS), 0, None)
+    compiled = read_compiled(assigned, graphs, PATHS)
+    assert compiled is not None
+    for sequence, layer in ((5, A), (6, B), (7, ROOT)):
+        note = SavedTensor(0, sequence, "CompiledFunctionBackward", "saved tensor", 1, 4, "1", "float32", (2, 0))
+        assert at_reader(SavedStorage(0, note, ROOT, -1), compiled).layer == layer

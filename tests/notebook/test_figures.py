@@ -254,3 +254,14 @@ def test_a_comparison_adds_up_to_the_run_after(metric: Any) -> None:
     before, after = memory_fixtures.gpt(4), memory_fixtures.gpt(6)
     figure = diff(before, after).flamegraph(metric)
     assert figure.data[0].values[0] == sum(_own(figure).values()) == _whole(after, metric)
+
+
+def test_layers_in_compiled_code_are_not_said_to_be_never_called() -> None:
+    def words(**more: Any) -> set[str]:
+        layers = [dataclasses.replace(row, calls=0.0, **more) for row in run.layers]
+        frames = build_frames(dataclasses.replace(run, layers=layers), FlameOptions())
+        return {frame.about[-1] for frame in frames.walk() if frame.kind == "layer" and frame.value}
+
+    run = fixtures.gpt(4)
+    assert words() == {"never called itself"}
+    assert words(estimated_ns=0) == {"in compiled code"}

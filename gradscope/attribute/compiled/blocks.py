@@ -7,37 +7,34 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from gradscope.attribute.nodes import OUTSIDE
 from gradscope.tables import CompiledGraph, IntColumn
+from gradscope.tree import join
 
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """Layers of one block's graph, as those of the block that runs it: equal blocks share one.
+    """Layers of a graph, as those of the block or the model that runs it: equal ones share a graph.
 
     Attributes:
-        to: of each layer below the block that was compiled the one at its place; None: all stay.
+        to: of each layer that another stands in for that one; None: all stay.
     """
 
     to: Mapping[int, int] | None
 
     @classmethod
-    def of(cls, base: int, caller: int, paths: Sequence[str], holders: Collection[int] = ()) -> Moved:
-        if base == caller or base < 0 or caller < 0:
-            return cls(None)
-        index = {path: number for number, path in enumerate(paths)}
-        below = {number: path[len(paths[base]) :] for number, path in enumerate(paths) if _is_below(path, paths[base])}
-        # What blocks share lies in the first of them alone: its parameters are those of every run.
-        there = {number: number if number in holders else caller for number in below}
-        return cls({number: index.get(paths[caller] + rest, there[number]) for number, rest in below.items()})
+    def of(
+        cls, pairs: Collection[tuple[int, int]], paths: Sequence[str], base: int = OUTSIDE, caller: int = OUTSIDE
+    ) -> Moved:
+        """Each layer as that whose parameters it was run with.
 
-    @classmethod
-    def by_layers(cls, pairs: Collection[tuple[int, int]], paths: Sequence[str]) -> Moved:
-        """Of a function that is called for several models: each layer as that whose parameters it was run with.
-
-        Layers without parameters lie where those beside them do.
+        Layers without parameters lie where those beside them do; where these tell nothing, at the same place below what
+        runs the graph, or there itself.
 
         Args:
             pairs: layers that it was compiled with, each with that which stands at its place in the run.
+            base: the layer that it was compiled in, of :func:`bases_of`.
+            caller: the layer that runs it.
         """
         to: dict[int, int] = {}
         for one, other in pairs:
@@ -45,11 +42,14 @@ class Moved:
                 to[one] = other
         index = {path: number for number, path in enumerate(paths)}
         blocks = sorted({_around(paths[one], paths[other]) for one, other in to.items() if one != other}, reverse=True)
+        is_elsewhere = base != caller and base >= 0 and caller >= 0
         for number, path in enumerate(paths):
             if number not in to:
-                images = (there + path[len(at) :] for _, at, there in blocks if _is_below(path, at))
+                images = (_below(there, path, at) for _, at, there in blocks if _is_below(path, at))
                 to[number] = next((index[image] for image in images if image in index), number)
-        return cls(to if blocks else None)
+                if to[number] == number and is_elsewhere and _is_below(path, paths[base]):
+                    to[number] = index.get(_below(paths[caller], path, paths[base]), caller)
+        return cls(to if blocks or is_elsewhere else None)
 
     def layer(self, number: int) -> int | None:
         """The layer; None: that which runs the graph."""
@@ -64,6 +64,11 @@ def _around(one: str, other: str) -> tuple[int, str, str]:
     while len(first) > 1 and len(second) > 1 and first[-1] == second[-1]:
         del first[-1], second[-1]
     return len(first), ".".join(first), ".".join(second)
+
+
+def _below(block: str, path: str, base: str) -> str:
+    """What lies where ``path`` does below ``base``, below ``block``."""
+    return join(block, path[len(base) :].removeprefix("."))
 
 
 def _is_below(path: str, base: str) -> bool:

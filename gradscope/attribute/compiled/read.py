@@ -46,8 +46,8 @@ class CompiledTime:
         flops: of the measured steps, by layer and whether in backward.
         uncounted: layers of graphs that ran with sizes that do not tell their operations.
         passes_untold: passes of compiled autograd ran operations of which nobody tells the layer.
-        readers: of a run, by its number and the layer that ran it, the layer and line that read each of its inputs:
-            of several the first in forward; None where nothing does.
+        readers: of a run, by its number, the layer that ran it and its node's number, the layer and line that read each
+            of its inputs: of several the first in forward; None where nothing does.
     """
 
     of_row: IntColumn
@@ -62,7 +62,7 @@ class CompiledTime:
     flops: Mapping[tuple[int, bool], int]
     uncounted: frozenset[int]
     passes_untold: bool
-    readers: Mapping[tuple[int, int], tuple[tuple[int, int] | None, ...]]
+    readers: Mapping[tuple[int, int, int], tuple[tuple[int, int] | None, ...]]
 
     def inside(self, part: Contribution) -> IntColumn:
         """Of each entry the kernel that it is of; -1."""
@@ -104,7 +104,8 @@ def read_compiled(assigned: Assigned, graphs: Mapping[int, CompiledGraph], paths
         return None
     callers = assigned.rows.owner[regions]
     bases = bases_of(graphs, table.argument[regions], callers, paths)
-    telling = _of_forward(table, regions, graphs)
+    nodes = nearest(table, regions, (RowKind.NODE,))
+    telling = _of_forward(table, regions, nodes, graphs)
     known: dict[tuple[int, int, int], _Known] = {}
     flops = Counter[tuple[int, bool]]()
     marked = _Marked(table)
@@ -117,11 +118,8 @@ def read_compiled(assigned: Assigned, graphs: Mapping[int, CompiledGraph], paths
         number = int(table.argument[region])
         place = number, caller, told
         if place not in known:
-            base = bases.get(number, caller)
-            if base == caller:
-                moved = Moved.by_layers(graphs[told].moved, paths)
-            else:
-                moved = Moved.of(base, caller, paths, graphs[number].holders)
+            pairs = graphs[told].moved or [(each, each) for each in graphs[number].holders]
+            moved = Moved.of(pairs, paths, bases.get(number, caller), caller)
             known[place] = _Known.of(graphs[number], moved)
         here = known[place]
         marked.zeros(zeros.get(region, ()), here.unused)
@@ -142,10 +140,18 @@ def read_compiled(assigned: Assigned, graphs: Mapping[int, CompiledGraph], paths
             for layer, count in here.flops.items():
                 flops[caller if layer is None else layer, backward] += count
                 passes_untold |= graphs[number].is_pass and caller < 0 and layer is None
-    readers: dict[tuple[int, int], tuple[tuple[int, int] | None, ...]] = {}
-    for (number, caller, _), here in known.items():
-        read = (None if each is None else (caller if each[0] is None else each[0], each[1]) for each in here.readers)
-        readers.setdefault((number, caller), tuple(read))
+    read = {
+        (number, caller, told): tuple(
+            None if each is None else (caller if each[0] is None else each[0], each[1]) for each in here.readers
+        )
+        for (number, caller, told), here in known.items()
+    }
+    numbers, sequences = table.argument[regions].tolist(), np.where(nodes >= 0, table.sequence[nodes], -1).tolist()
+    readers = {
+        (number, caller, sequence): read[number, caller, told]
+        for number, caller, told, sequence in zip(numbers, callers.tolist(), telling, sequences, strict=True)
+        if sequence >= 0
+    }
     uncounted |= {
         caller if layer is None else layer for (_, caller, _), here in known.items() for layer in here.uncounted
     }
@@ -166,14 +172,18 @@ def read_compiled(assigned: Assigned, graphs: Mapping[int, CompiledGraph], paths
     )
 
 
-def _of_forward(table: EventTable, regions: IntColumn, graphs: Mapping[int, CompiledGraph]) -> list[int]:
+def _of_forward(
+    table: EventTable, regions: IntColumn, nodes: IntColumn, graphs: Mapping[int, CompiledGraph]
+) -> list[int]:
     """Of each of these runs the run of forward that it is the backward of, by their numbers; else its own.
 
     It lies in the node that the other has made. In there a checkpoint may run graphs of forward again, of several
     layers: these are their own, and make nodes as well.
+
+    Args:
+        nodes: the row of the node around each; -1.
     """
     numbers, found = table.argument[regions], table.argument[regions].copy()
-    nodes = nearest(table, regions, (RowKind.NODE,))
     is_backward = [graphs[number].is_backward for number in numbers.tolist()]
     made: dict[tuple[int, int], int] = {}
     for place, backward in enumerate(is_backward):

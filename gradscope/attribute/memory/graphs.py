@@ -61,7 +61,7 @@ def _rows_of_kernels(trace: MemoryTrace, events: AllocationTable, kernel: np.nda
 def at_reader(storage: SavedStorage, compiled: CompiledTime) -> SavedStorage:
     """``storage`` at the layer and line of the compiled code that reads it in backward, where one does."""
     run, place = storage.note.reader
-    readers = compiled.readers.get((run, storage.layer), ())
+    readers = compiled.readers.get((run, storage.layer, storage.note.sequence), ())
     if not 0 <= place < len(readers):
         return storage
     found = readers[place]

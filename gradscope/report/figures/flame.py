@@ -74,7 +74,8 @@ def build_frames(run: RunData, options: FlameOptions) -> FlameFrame:
     metric = METRICS[options.metric]
     nodes = layer_nodes(run, options.merge)
     operations = _Operations(run, options.metric, nodes)
-    layers = [_layer_frame(node, metric, operations) for node in nodes]
+    is_compiled = any(row.estimated_ns is not None for row in run.layers)
+    layers = [_layer_frame(node, metric, operations, is_compiled) for node in nodes]
     return with_outside(run, options.metric, layers, operations)
 
 
@@ -146,22 +147,22 @@ def drawn_words(pruned: Pruned, options: FlameOptions, text: Callable[[float | N
 # --------------------------------------------------------------------------------------------------------------------
 
 
-def _layer_frame(node: FoldedNode, metric: Metric, operations: _Operations) -> FlameFrame:
+def _layer_frame(node: FoldedNode, metric: Metric, operations: _Operations, is_compiled: bool) -> FlameFrame:
     return FlameFrame(
         name=node.name,
         value=metric.value(node.total),
         kind="layer",
         title=node.place,
-        about=layer_words(node, metric),
+        about=layer_words(node, metric, is_compiled=is_compiled),
         layers=node.own.layers,
         children=[
-            *(_layer_frame(child, metric, operations) for child in node.children),
+            *(_layer_frame(child, metric, operations, is_compiled) for child in node.children),
             *operations.of(node, metric.value(node.own)),
         ],
     )
 
 
-def layer_words(node: FoldedNode, metric: Metric) -> tuple[str, ...]:
+def layer_words(node: FoldedNode, metric: Metric, *, is_compiled: bool = False) -> tuple[str, ...]:
     """What a hover text says of a layer: class and repeats, its own part, both passes, calls."""
     repeats = len(node.paths)
     own, total = node.own, node.total
@@ -177,8 +178,16 @@ def layer_words(node: FoldedNode, metric: Metric) -> tuple[str, ...]:
         backward.words("backward", total.backward_ns) if backward is not None else "",
         forward.words("forward", total.forward_ns) if forward is not None else "",
         saved,
-        f"{units.calls(node.calls)} call{'s' * (node.calls != 1)} a step" if node.calls else "never called itself",
+        _calls(node, is_compiled),
     )
+
+
+def _calls(node: FoldedNode, is_compiled: bool) -> str:
+    if node.calls:
+        return f"{units.calls(node.calls)} call{'s' * (node.calls != 1)} a step"
+    # In a compiled graph no module is called: its operations are a part of the graph.
+    ran = is_compiled and node.total.forward_ns + node.total.backward_ns > 0
+    return "in compiled code" if ran else "never called itself"
 
 
 def _part(words: str, value: int, meaning: str, phase: str, operations: _Operations | None) -> FlameFrame:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -193,3 +194,23 @@ def test_reads_that_cost_next_to_nothing_are_fine() -> None:
     ops = [op("body", "forward", "aten::item", MS // 10, 20)]
     facts = StepFacts(calls=tuple(many), recorded=True)
     assert list(host_sync.find(made_case(ops=ops, lines=[line], facts=facts, device="cpu"))) == []
+
+
+@pytest.mark.parametrize(
+    ("more", "never"),
+    [
+        ({}, True),
+        ({"calls": 2.0}, False),
+        ({"estimated_ns": 0, "flops": 0}, True),  # in a run with compiled code too
+        ({"estimated_ns": 0, "flops": 7}, False),
+        ({"estimated_ns": 0, "flops": None}, False),
+        ({"estimated_ns": 0, "flops": 0, "forward_self_ns": 5, "forward_total_ns": 5}, False),
+    ],
+)
+def test_a_layer_of_compiled_code_is_not_said_to_be_never_called(more: dict[str, Any], never: bool) -> None:
+    """A teacher that is compiled and needs no gradient: its layers have no calls."""
+    facts = StepFacts(parameters=(_parameter("a.weight", has_grad=True), _parameter("b.weight", has_grad=False)))
+    layers = [row("a", MS, MS), replace(row("b", 0, 0), **{"calls": 0.0, **more})]
+    (found,) = unused_gradients.find(made_case(layers, facts=facts))
+    check_words(found)
+    assert ("never called" in found.evidence) is never

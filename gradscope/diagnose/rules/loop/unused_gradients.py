@@ -25,7 +25,7 @@ from collections.abc import Iterator
 from gradscope.diagnose.case import Case, Rule, below, first, layer_code, models_of, parameter_code
 from gradscope.diagnose.findings import Estimate, make_finding, several
 from gradscope.ops import item_bytes
-from gradscope.tables import Finding, ParameterFact
+from gradscope.tables import Finding, LayerRow, ParameterFact
 from gradscope.units import count as counted
 from gradscope.units import ns as time_text
 from gradscope.units import size as size_text
@@ -58,9 +58,14 @@ def _was_written(case: Case, parameter: ParameterFact) -> bool:
     return not any(each.has_grad for each in case.facts.parameters if each.layer == parameter.layer)
 
 
+def _never_ran(row: LayerRow) -> bool:
+    """Check that a layer took no part; in compiled code no layer has calls."""
+    return not row.calls and not row.forward_self_ns and (row.estimated_ns is None or row.flops == 0)
+
+
 def _unused(case: Case, parameters: list[ParameterFact]) -> Finding:
     layers = _layers(parameters)
-    idle = [path for path in layers if path in case.layers and not case.layers[path].calls]
+    idle = [path for path in layers if path in case.layers and _never_ran(case.layers[path])]
     never = f", {counted(len(idle))} of them never called" if idle else ""
     return make_finding(
         RULE.name,
