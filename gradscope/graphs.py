@@ -38,11 +38,9 @@ def compiled_graphs(
         if flops is None or ran.sizes != note.sizes:
             told = flops or {}  # of branches and loops nothing is, with whatever sizes
             nodes = {name: replace(node, flops=told.get(name, min(node.flops, 0))) for name, node in nodes.items()}
-        holders = frozenset(held[each] for each in ran.parameters if each in held)
         found[number] = CompiledGraph(
             note.kernels,
             nodes,
-            holders,
             note.inputs,
             note.is_optimizer,
             sized=flops is not None,

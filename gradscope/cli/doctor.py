@@ -363,6 +363,10 @@ def _compile(torch: Any) -> Answer:
         compat.probe_graphs()
     except (AttributeError, ImportError) as error:
         return Answer(name, False, f"compiled graphs are told as one row: {_first_line(error)}")
+    try:
+        compat.probe_entry()
+    except (AttributeError, ImportError) as error:
+        return Answer(name, False, f"operations beside compiled graphs have no lines and FLOPs: {_first_line(error)}")
     return Answer(name, True, limits)
 
 

@@ -304,7 +304,6 @@ class CompiledGraph:
     """A :class:`GraphNote` in the terms of the report.
 
     Attributes:
-        holders: the layers whose parameters it was run with.
         sized: the sizes that it ran with tell how many floating-point operations its nodes take.
         compiled: which of the graphs that were compiled it is, with whatever sizes; None: its nodes tell.
         moved: layers whose parameters it was compiled with, each with that whose it was run with in their place.
@@ -312,7 +311,6 @@ class CompiledGraph:
 
     kernels: tuple[tuple[str, tuple[str, ...]], ...]
     nodes: Mapping[str, FusedNode]
-    holders: frozenset[int] = frozenset()
     inputs: tuple[str, ...] = ()
     is_optimizer: bool = False
     sized: bool = True

@@ -186,7 +186,7 @@ def test_blocks_that_share_a_graph_of_other_sizes_each() -> None:
         nodes = {"x": fused(-1), "p": fused(AX, "x", flops=flops), "rest": fused(A, "x")}
         return replace(graph(nodes, cpp_1="p", cpp_2="rest"), compiled=7)
 
-    graphs = {0: replace(ran(1), holders=frozenset({AX})), 1: replace(ran(2), holders=frozenset({BX}))}
+    graphs = {0: replace(ran(1), moved=((AX, AX),)), 1: replace(ran(2), moved=((AX, BX),))}
     kernels = (("cpp_1", 30), ("cpp_2", 70))
     calls = ((A, 0, 4), (B, 4, 9))
     found = run(graphs, *backward(1000, 5, *kernels, number=1), *backward(2000, 2, *kernels), calls=calls)

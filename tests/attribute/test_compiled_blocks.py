@@ -78,8 +78,8 @@ def called(start: int, number: int, sequence: int) -> list[Row]:
 def test_backward_is_of_the_model_whose_forward_made_its_node() -> None:
     """Though it is run with no parameter: of one layer, say, whose input needs no gradient."""
     nodes = {"x": fused(-1), "p": fused(AX, "x", flops=7)}
-    forward = replace(graph(nodes, cpp_1="p"), moved=((AX, AX),), holders=frozenset({AX}))
-    other = replace(graph(nodes, cpp_1="p"), moved=((AX, BX),), holders=frozenset({BX}))
+    forward = replace(graph(nodes, cpp_1="p"), moved=((AX, AX),))
+    other = replace(graph(nodes, cpp_1="p"), moved=((AX, BX),))
     graphs = {0: forward, 1: other, 2: replace(graph(nodes, cpp_1="p"), inputs=("tangents_1",))}
     rows = [*called(10, 0, 5), *called(40, 1, 6)]
     passes = [*backward(1000, 6, ("cpp_1", 70), number=2), *backward(2000, 5, ("cpp_1", 30), number=2)]
@@ -92,8 +92,8 @@ def test_backward_is_of_the_model_whose_forward_made_its_node() -> None:
 def test_what_a_checkpoint_runs_again_in_the_node_of_another_is_its_own() -> None:
     """Two functions in one checkpoint: the second's node runs both, and makes the node of the first's backward."""
     nodes = {"x": fused(-1), "p": fused(AX, "x", flops=7)}
-    first = replace(graph(nodes, cpp_1="p"), moved=((AX, AX),), holders=frozenset({AX}))
-    second = replace(graph(nodes, cpp_1="p"), moved=((AX, BX),), holders=frozenset({BX}))
+    first = replace(graph(nodes, cpp_1="p"), moved=((AX, AX),))
+    second = replace(graph(nodes, cpp_1="p"), moved=((AX, BX),))
     graphs = {0: first, 1: second, 2: replace(graph(nodes, cpp_1="p"), inputs=("tangents_1",))}
     again = [
         Row(RowKind.BACKWARD, 1000, 1300, "backward", argument=0),
@@ -148,3 +148,18 @@ def test_what_has_no_parameters_lies_below_what_calls_the_graph() -> None:
     found = Moved.of((), paths, 0, 2)
     assert [found.layer(each) for each in range(2)] == [2, 3]
     assert Moved.of((), ("", "act", "block"), 0, 2).layer(1) == 2
+
+
+def test_a_node_that_another_thread_runs_is_of_what_the_thread_made_that_made_it() -> None:
+    """On a device backward has a thread of its own: numbers are the makers'."""
+    nodes = {"x": fused(-1), "p": fused(AX, "x", flops=7)}
+    forward = replace(graph(nodes, cpp_1="p"), moved=((AX, BX),))
+    graphs = {0: forward, 1: replace(graph(nodes, cpp_1="p"), inputs=("tangents_1",))}
+    passed = [
+        Row(RowKind.BACKWARD, 1000, 1100, "backward", argument=0),
+        Row(RowKind.NODE, 1000, 1100, "CompiledFunctionBackward", sequence=5, thread=2, forward_thread=1),
+        Row(RowKind.GRAPH, 1000, 1100, GRAPH, argument=1, thread=2),
+        Row(RowKind.OP, 1000, 1100, "cpp_1", thread=2),
+    ]
+    found = run(graphs, *called(10, 0, 5), *passed)
+    assert {row.path: row.backward_flops for row in found.layers if row.backward_flops} == {"b.x": 7}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -206,3 +207,27 @@ def test_of_what_a_branch_computes_no_operations_are_told() -> None:
     found = run({0: graph(nodes, cpp_1="p")}, *backward(1000, 5, ("cpp_another", 70)))
     assert {row.path: (row.forward_flops, row.backward_flops) for row in found.layers}["a.x"] == (None, None)
     assert any("branches and loops" in note for note in found.notes)
+
+
+def test_what_ran_other_kernels_behind_the_steps_leaves_flops_told() -> None:
+    nodes = {"x": fused(-1), "p": fused(A, "x", flops=7)}
+    known = graph(nodes, cpp_1="p")
+    rows = [*called(10, 0), *backward(1000, 5, ("cpp_1", 40)), *backward(11_000, 6, ("cpp_other", 40))]
+    found = run({0: known}, *rows)
+    assert {row.path: row.backward_flops for row in found.layers}["a"] == 7
+
+
+def called(start: int, number: int) -> list[Row]:
+    return [
+        Row(RowKind.GRAPH, start, start + 20, GRAPH, argument=number),
+        Row(RowKind.OP, start, start + 20, "cpp_1"),
+    ]
+
+
+@pytest.mark.parametrize("is_pass", [True, False])
+def test_a_graph_outside_of_all_modules_is_none_of_compiled_autograds(is_pass: bool) -> None:
+    made = replace(graph({"x": fused(-1), "p": fused(-1, "x", flops=7)}, cpp_1="p"), is_pass=is_pass)
+    known = graph({"x": fused(-1), "p": fused(A, "x", flops=7)}, cpp_1="p")
+    passed = Row(RowKind.BACKWARD, 990, 1020, "backward", argument=0)
+    found = run({0: made, 1: known}, *called(10, 1), passed, *called(1000, 0))
+    assert {row.path: row.backward_flops for row in found.layers}["a"] == (None if is_pass else 0)

@@ -115,3 +115,15 @@ def test_the_doctor_as_json(run: Runner, quick: None, cache: Path) -> None:
 )
 def test_ages(seconds: float, text: str) -> None:
     assert doctor.age(seconds) == text
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method`:DeprecationWarning")
+@pytest.mark.parametrize("missing", ["set_eval_frame", "_maybe_set_eval_frame", "_TorchDynamoContext"])
+def test_the_doctor_names_what_this_torchs_compiler_lacks(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch._dynamo.eval_frame as frames
+
+    monkeypatch.setattr(doctor.shutil, "which", lambda _: "/usr/bin/g++")
+    assert doctor._compile(torch).ok
+    monkeypatch.delattr(frames, missing)
+    answer = doctor._compile(torch)
+    assert not answer.ok and missing in answer.detail

@@ -124,9 +124,8 @@ def _between(activities: Sequence[str], kernels: Sequence[str], places: range) -
             continue
         first, last = max(before, 0), after if after >= 0 else len(mine) - 1
         around = list(range(first, last + 1))
-        if (
-            _FILLS.search(name) and after >= 0
-        ):  # of what runs next: of one of the operations that compute unknown things
+        if _FILLS.search(name) and after >= 0:
+            # Of what runs next: of one of the operations that compute unknown things.
             around = [each for each in around if each == after or (each != before and needs[each] is None)]
         else:
             around = [each for each in around if row_name(kernels[mine[each]]) not in _BARE] or around

@@ -118,8 +118,7 @@ def read_compiled(assigned: Assigned, graphs: Mapping[int, CompiledGraph], paths
         number = int(table.argument[region])
         place = number, caller, told
         if place not in known:
-            pairs = graphs[told].moved or [(each, each) for each in graphs[number].holders]
-            moved = Moved.of(pairs, paths, bases.get(number, caller), caller)
+            moved = Moved.of(graphs[told].moved, paths, bases.get(number, caller), caller)
             known[place] = _Known.of(graphs[number], moved)
         here = known[place]
         marked.zeros(zeros.get(region, ()), here.unused)

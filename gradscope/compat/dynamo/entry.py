@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dis
+import importlib
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -60,16 +61,28 @@ def following_dynamo(
         yield
 
 
+_FOLLOWED = ("set_eval_frame", "_maybe_set_eval_frame")
 _CAPTURES = (f"{DYNAMO}.convert_frame", f"{DYNAMO}.functional_export")  # the second has names of the first as its own
+
+
+def probe_entry() -> None:
+    """Look for what is followed here, in Dynamo, which is imported for that.
+
+    Raises:
+        AttributeError, ImportError: this torch lacks something; what runs between graphs has no lines and FLOPs then.
+    """
+    frames = importlib.import_module(f"{DYNAMO}.eval_frame")
+    wrappers_of(frames)
+    for name in _FOLLOWED:
+        getattr(frames, name)
 
 
 class _Wrapper(NamedTuple):
     """The code that torch.compile puts around a function: up to where it opens, and where it calls the function."""
 
     opens: int  # the first of its bytes that is behind the call of set_eval_frame that opens it
-    calls: (
-        range  # the bytes of the call of _maybe_set_eval_frame in front of the function; every other one is behind it
-    )
+    # The bytes of the call of _maybe_set_eval_frame in front of the function; every other one is behind it.
+    calls: range
 
 
 class _Outermost(threading.local):
@@ -86,7 +99,7 @@ def _following(frames: Any, follow: Callable[[bool, int], None]) -> Iterator[Non
     It calls ``_maybe_set_eval_frame`` in front of the function and last of all, wherever it returns.
     """
     calls = _Calls(frames, follow)
-    before = {name: getattr(frames, name) for name in ("set_eval_frame", "_maybe_set_eval_frame")}
+    before = {name: getattr(frames, name) for name in _FOLLOWED}
 
     def set_eval_frame(callback: Any) -> Any:
         calls.opens(sys._getframe(1))

@@ -8,9 +8,9 @@ import time
 from collections import Counter
 from typing import Any, NamedTuple
 
-_RESUMED = re.compile(
-    r"torch_dynamo_resume_in_(.+)_at_(\d+)"
-)  # what Dynamo calls the rest of a function behind a break
+# What Dynamo calls the rest of a function behind a break.
+_RESUMED = re.compile(r"torch_dynamo_resume_in_(.+)_at_(\d+)")
+_NAMED = re.compile(r"^\s*Explanation: [^`\n]*`([^`\n]+)`", re.MULTILINE)
 
 
 class Compilation(NamedTuple):
@@ -96,15 +96,13 @@ class CompileLog:
         noted = _noted_breaks()
         new = noted[self._broken :] if len(noted) >= self._broken else noted  # else torch._dynamo.reset() was called
         found = [
-            GraphBreak(
-                tuple((frame.filename, frame.lineno or 0) for frame in each.user_stack), _first_line(each.reason)
-            )
+            GraphBreak(tuple((frame.filename, frame.lineno or 0) for frame in each.user_stack), _reason(each.reason))
             for each in new
         ]
         return found + [
             GraphBreak(
                 ((each.fail_user_frame_filename, each.fail_user_frame_lineno or 0),),
-                _first_line(each.fail_reason),
+                _reason(each.fail_reason),
                 skipped=True,
             )
             for each, _ in self._metrics()
@@ -115,6 +113,12 @@ class CompileLog:
 def users_name(function: str) -> str:
     """The function's name in the user's code."""
     return _RESUMED.sub(r"\1", function)
+
+
+def _reason(text: Any) -> str:
+    """Torch's first line, with what it names in the explanation: ``Failed to trace builtin operator `print```."""
+    first, named = _first_line(text), _NAMED.search(str(text))
+    return first if named is None or named[1] in first else f"{first} `{named[1]}`"
 
 
 def _first_line(text: Any) -> str:

@@ -33,9 +33,7 @@ def many_versions() -> Iterator[None]:
     wanted = {"recompile_limit": _VERSIONS, "accumulated_recompile_limit": _VERSIONS, "error_on_recompile": False}
     held = {name: getattr(config, name) for name in wanted if hasattr(config, name)}
     frames: Any = sys.modules.get(f"{DYNAMO}.convert_frame")
-    asked = getattr(
-        frames, _EXCEEDS, None
-    )  # for the limit that torch.compile was given, too: it goes before the config's
+    asked = getattr(frames, _EXCEEDS, None)  # also for the limit of torch.compile's own, which goes before the config's
     torch.compiler.reset()
     try:
         for name in held:

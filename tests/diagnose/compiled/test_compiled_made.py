@@ -581,3 +581,23 @@ def test_what_an_operation_of_the_users_runs_in_a_graph_is_in_it() -> None:
     ops = (OpRow(None, "forward", "cpp_fused_add_0", 1.0, MS), OpRow(None, "forward", "aten::gelu", 1.0, 20 * MS))
     assert not found("not-compiled", ops, graphs=1)
     assert found("not-compiled", (*ops, OpRow(None, "backward", "aten::gelu_backward", 1.0, 20 * MS)), graphs=1)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("step_unsupported", "step_unsupported"),
+        (
+            "Failed to trace builtin operator\n  Explanation: Dynamo does not know how to trace operator `print` "
+            "with argument types ['str']\n  Hint: Avoid `print`",
+            "Failed to trace builtin operator `print`",
+        ),
+        ("Unsupported Tensor.item() call\n  Explanation: `Tensor.item` is\n", "Unsupported Tensor.item() call"),
+        ("Data-dependent branching\n  Hint: use `torch.cond`", "Data-dependent branching"),
+    ],
+)
+def test_a_reason_names_what_its_explanation_does(text: str, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    noted = Torch(monkeypatch)
+    log = CompileLog()
+    noted.breaks.append(SimpleNamespace(user_stack=[SimpleNamespace(filename="model.py", lineno=3)], reason=text))
+    assert [each.reason for each in log.breaks()] == [reason]

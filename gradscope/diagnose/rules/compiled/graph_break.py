@@ -36,8 +36,8 @@ _LONGEST = 160  # characters of a reason
 # By how torch's own words begin.
 _IN_WORDS = {
     "generic_jump": "a branch that depends on a tensor's value",
-    "step_unsupported": "the function cannot be resumed behind this line: the rest of it is not compiled; functions "
-    "that it calls are, each by itself, but for torch's own",
+    "step_unsupported": "the function cannot be resumed behind this line, for a reason that torch tells in its own log "
+    "alone: the rest of it is not compiled; functions that it calls are, each by itself, but for torch's own",
 }
 
 
