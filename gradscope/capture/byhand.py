@@ -21,6 +21,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
+from gradscope.compat import DYNAMO
 from gradscope.tree import children_of, modules_of
 
 BY_HAND = "detecting modules that are called directly"  # under which the guard notes an error
@@ -55,7 +56,7 @@ def classes_to_watch(
 
 def _names_of(kind: type[nn.Module]) -> list[str]:
     """The methods by which modules of this class may be called without a hook."""
-    if issubclass(kind, torch.jit.ScriptModule) or kind.__module__.startswith("torch._dynamo"):
+    if issubclass(kind, torch.jit.ScriptModule) or kind.__module__.startswith(DYNAMO):
         return []
     own = {"forward": _UNIMPLEMENTED, "__call__": TORCHS_CALL}
     return [

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from gradscope.compat import wrapper_codes
 from gradscope.tables import OF_TORCHS_LAYER
 
 TORCH = f"{Path(torch.__file__).parent}/"
@@ -44,6 +45,12 @@ def stack(frame: FrameType | None) -> Iterator[FrameType]:
     while frame is not None:
         yield frame
         frame = frame.f_back
+
+
+def compiled_by(innermost: FrameType) -> FrameType | None:
+    """The nearest frame of what torch.compile made around a function, which may run it as it stands; None for none."""
+    wrappers = set(map(id, wrapper_codes()))
+    return next((frame for frame in stack(innermost) if id(frame.f_code) in wrappers), None)
 
 
 def line_of(frame: FrameType | None) -> tuple[str, int] | None:

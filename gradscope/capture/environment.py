@@ -21,6 +21,7 @@ from torch.optim import Optimizer
 from gradscope.capture.guard import Guard
 from gradscope.capture.hooks_aside import HooksAside
 from gradscope.capture.modules import no_compile_warning
+from gradscope.compat import DYNAMO
 from gradscope.devices import device_name
 from gradscope.process import rank_of_process
 from gradscope.tables import OptimizerFact
@@ -61,7 +62,7 @@ def current_settings() -> dict[str, Any]:
             # torch only asks whether this one is set.
             "no_caching": "PYTORCH_NO_CUDA_MEMORY_CACHING" in os.environ,
         }
-    found["compiled"] = "torch._dynamo" in sys.modules
+    found["compiled"] = DYNAMO in sys.modules
     return found
 
 

@@ -1,4 +1,4 @@
-"""Keeps gradscope's modes and the user's apart on torch's stacks, and does without torch.compile.
+"""Keeps gradscope's modes and the user's apart on torch's stacks.
 
 Torch takes off what lies on top, whoever leaves. A phase begins and ends in the middle of the user's loop: a ``with``
 block of theirs, around a step or around the loop, may be left while a mode of ours lies above theirs, and may be
@@ -7,22 +7,15 @@ entered and still be open when ours is to go.
 
 from __future__ import annotations
 
-import inspect
-import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from types import FrameType
 from typing import Any
 
 import torch
-from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from gradscope.capture.byhand import unwrapped
-from gradscope.capture.callers import stack
-from gradscope.capture.modules import no_compile_warning
-from gradscope.compat import DYNAMO, default_device_mode, dispatch_modes, function_modes, once_imported
+from gradscope.compat import default_device_mode, dispatch_modes, function_modes
 
 _STACKS: dict[type[Any], Callable[[], list[Any]]] = {
     TorchFunctionMode: function_modes,
@@ -121,67 +114,3 @@ def _leaving(kind: Any, own: Callable[[Any], bool]) -> Iterator[None]:
 
 def _kind(mode: Any) -> type[Any]:
     return TorchFunctionMode if isinstance(mode, TorchFunctionMode) else TorchDispatchMode
-
-
-def uses_compile(modules: Iterable[nn.Module], compiled_before: int) -> bool:
-    """Check that compiled code ran in these steps: compiled modules, compiled functions in reach, or a compilation."""
-    if compiled_frames() > compiled_before:
-        return True
-    return any(
-        is_compiled_module(module) or any(is_compiled(value) for value in _globals_of(module)) for module in modules
-    )
-
-
-def is_compiled_module(module: nn.Module) -> bool:
-    """Check that ``module.compile()`` was called, or that it is what ``torch.compile`` made of a module."""
-    return module._compiled_call_impl is not None or hasattr(module, "_orig_mod")
-
-
-def compiled_frames() -> int:
-    """Frames that Dynamo has looked at so far; 0 where it was never loaded."""
-    utils = sys.modules.get("torch._dynamo.utils")
-    return int(utils.counters["frames"]["total"]) if utils is not None else 0
-
-
-@contextmanager
-def uncompiled() -> Iterator[None]:
-    """What torch.compile made runs as the user wrote it, and nothing is compiled, until the block is left.
-
-    A mode of ours around compiled code would be compiled into it.
-    """
-    if "torch._dynamo" not in sys.modules:  # then nothing was compiled, and to ask for this would load all of it
-        yield
-        return
-    with torch.compiler.set_stance("force_eager"), no_compile_warning():
-        yield
-
-
-@contextmanager
-def never_compiled() -> Iterator[None]:
-    """:func:`uncompiled` around a whole program, which may have yet to import Dynamo."""
-    with ExitStack() as eager, once_imported(DYNAMO, lambda: eager.enter_context(uncompiled())):
-        yield
-
-
-def compiled_by(innermost: FrameType) -> FrameType | None:
-    """The nearest frame of what torch.compile made around a function, also inside :func:`uncompiled`; None for none."""
-    kind = getattr(sys.modules.get("torch._dynamo.eval_frame"), "_TorchDynamoContext", None)
-    if kind is None:
-        return None
-    wrappers = {id(each) for each in kind.__call__.__code__.co_consts}
-    return next((frame for frame in stack(innermost) if id(frame.f_code) in wrappers), None)
-
-
-def is_compiled(value: Any) -> bool:
-    """Check that it is what torch.compile made of a function."""
-    try:
-        # Not getattr: a global of the user's may compute something, or raise, when it is asked for an attribute.
-        held = object.__getattribute__(value, "__dict__")
-        return "_torchdynamo_orig_callable" in held and "_torchdynamo_disable" not in held  # which has it too
-    except (AttributeError, TypeError):
-        return False
-
-
-def _globals_of(module: nn.Module) -> list[Any]:
-    function = unwrapped(inspect.getattr_static(type(module), "forward", None))
-    return list(getattr(function, "__globals__", {}).values())

@@ -27,7 +27,15 @@ from gradscope.capture.guard import Guard
 from gradscope.capture.hooks_aside import HooksAside
 from gradscope.capture.registry import NOBODYS, ModuleRegistry, all_modules
 from gradscope.capture.variety import StepBounds, step_begins, step_ended
-from gradscope.compat import end_range, graph_task_id, has_global_module_hooks, keep_eager, open_range, sequence_number
+from gradscope.compat import (
+    DYNAMO,
+    end_range,
+    graph_task_id,
+    has_global_module_hooks,
+    keep_eager,
+    open_range,
+    sequence_number,
+)
 from gradscope.process import unheard
 from gradscope.tables import SpanTable
 from gradscope.tree import children_of
@@ -244,7 +252,7 @@ class CallRecorder:
         stack.callback(self._by_hand.close)
         with self._guard.over(BY_HAND):
             self._by_hand.enter_context(self._watching(self.registry.called_by_hand))
-        if "torch._dynamo" in sys.modules:
+        if DYNAMO in sys.modules:
             with self._guard.over(BY_HAND):
                 stack.enter_context(watching_compiled(all_modules(), self._enter_by_hand, self._leave_by_hand))
 

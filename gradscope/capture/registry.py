@@ -22,6 +22,7 @@ from torch.nn.parameter import is_lazy
 
 from gradscope.capture import byhand
 from gradscope.capture.callers import Callers
+from gradscope.compat import DYNAMO
 from gradscope.process import objects_of
 from gradscope.tree import children_of, join, modules_of, named_modules_of, parameters_of
 
@@ -40,7 +41,7 @@ _ORIGINAL = "_orig_mod"
 
 def wrapped(module: nn.Module) -> nn.Module:
     """The module that torch.compile made this one from; itself where it is no compiled one."""
-    if type(module).__module__.startswith("torch._dynamo"):
+    if type(module).__module__.startswith(DYNAMO):
         original = module._modules.get(_ORIGINAL)
         if original is not None:
             return original

@@ -13,6 +13,7 @@ from gradscope.compat.checks import (
     require,
 )
 from gradscope.compat.dynamo import DYNAMO
+from gradscope.compat.dynamo.compiled import compiled_frames, is_compiled, is_compiled_module, wrapper_codes
 from gradscope.compat.dynamo.entry import following_dynamo, probe_entry
 from gradscope.compat.dynamo.left_alone import (
     CompiledSteps,
@@ -96,6 +97,7 @@ __all__ = [
     "around_jit_tracing",
     "check",
     "checkpoint_frame",
+    "compiled_frames",
     "compiler_stance",
     "compiles_backward",
     "compiles_nothing",
@@ -115,6 +117,8 @@ __all__ = [
     "held_by_checkpoint",
     "hook_dicts",
     "hooks_made",
+    "is_compiled",
+    "is_compiled_module",
     "is_switched_off",
     "keep_eager",
     "keep_frame_eager",
@@ -154,4 +158,5 @@ __all__ = [
     "watching_dynamo",
     "watching_graphs",
     "without_rows",
+    "wrapper_codes",
 ]

@@ -17,12 +17,13 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
 
+from gradscope.compat.dynamo import DYNAMO
 from gradscope.compat.imports import once_imported
 from gradscope.compat.private import replaced
 from gradscope.tables import NodeNote
 
 _MOST = 0.9  # of what was copied and computes something: the rest Inductor's first passes have made something else of
-_MODULE = "torch._dynamo.compiled_autograd"
+_MODULE = f"{DYNAMO}.compiled_autograd"
 _SAME = {"reshape": "view", "_unsafe_view": "view"}  # of a graph that is copied every view is a reshape
 
 

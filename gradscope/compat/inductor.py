@@ -32,14 +32,14 @@ from gradscope.compat.dynamo.log import users_name
 from gradscope.compat.flops import flop_formulas
 from gradscope.compat.imports import once_imported
 from gradscope.compat.inductor_rows import KernelRows
-from gradscope.compat.inductor_settings import INSIDE, KERNEL_PROFILE, SETTINGS, Settings
+from gradscope.compat.inductor_settings import COMPILE_FX, INSIDE, KERNEL_PROFILE, SETTINGS, Settings
 from gradscope.compat.private import dispatch_depth, replaced
 from gradscope.compat.profilers import without_rows
 from gradscope.tables import TANGENTS, CalledFrom, GraphNote, GraphRun, NodeNote
 
-_COMPILE, _DEBUG, _OUTPUT = (f"torch._inductor.{name}" for name in ("compile_fx", "debug", "output_code"))
+_DEBUG, _OUTPUT = "torch._inductor.debug", "torch._inductor.output_code"
 _READ = {
-    _COMPILE: ("_InProcessFxCompile.codegen_and_compile", *INSIDE),
+    COMPILE_FX: ("_InProcessFxCompile.codegen_and_compile", *INSIDE),
     _OUTPUT: ("CompiledFxGraph.__call__",),
     _DEBUG: ("_inductor_kernel_provenance_debug_handle", "_inductor_triton_kernel_to_post_grad_node_info"),
 }
@@ -59,7 +59,7 @@ def probe_graphs() -> None:
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of torch's own code
-        modules = {name: importlib.import_module(name) for name in (_COMPILE, _DEBUG, _OUTPUT)}
+        modules = {name: importlib.import_module(name) for name in (COMPILE_FX, _DEBUG, _OUTPUT)}
     for module, names in _READ.items():
         for name in names:
             attrgetter(name)(modules[module])
@@ -68,12 +68,6 @@ def probe_graphs() -> None:
 
 
 _LOOKS = 4  # at gradients that were zero; more would cost each step
-
-
-def _memory_budget() -> float:
-    """The share of what is saved for backward that compiled graphs may save; 1.0: all that the partitioner wants."""
-    config = sys.modules.get("torch._functorch.config")
-    return float(getattr(config, "activation_memory_budget", 1.0))
 
 
 class GraphWatch:
@@ -163,13 +157,13 @@ def watching_graphs(watch: GraphWatch, failed: Callable[[Exception], None]) -> I
             except Exception as error:
                 failed(error)
 
-        with once_imported(_COMPILE, begin), watching_copies(copies, _node, failed):
+        with once_imported(COMPILE_FX, begin), watching_copies(copies, _node, failed):
             yield
 
 
 @contextmanager
 def _watching(watch: GraphWatch, copies: CopiedNodes, failed: Callable[[Exception], None]) -> Iterator[None]:
-    compiles: Any = sys.modules[_COMPILE]._InProcessFxCompile
+    compiles: Any = sys.modules[COMPILE_FX]._InProcessFxCompile
     runs: Any = sys.modules[_OUTPUT].CompiledFxGraph
     numbers: dict[int, int] = {}  # of a graph that lives, by the id of what runs it
 
@@ -291,6 +285,12 @@ def _noted(graph: Any, before: int, earlier: Mapping[str, NodeNote]) -> GraphNot
         is_pass=compiles_pass(),
         flops_at=_flops_at(graph),
     )
+
+
+def _memory_budget() -> float:
+    """The share of what is saved for backward that compiled graphs may save; 1.0: all that the partitioner wants."""
+    config = sys.modules.get("torch._functorch.config")
+    return float(getattr(config, "activation_memory_budget", 1.0))
 
 
 def _in_branches(graph: Any) -> dict[str, NodeNote]:

@@ -15,7 +15,7 @@ from typing import Any
 
 from gradscope.compat.private import replaced
 
-_COMPILE = "torch._inductor.compile_fx"
+COMPILE_FX = "torch._inductor.compile_fx"
 _STANDALONE, _VIRTUALIZED = "torch._inductor.standalone_compile", "torch._inductor.virtualized"
 INSIDE = ("_compile_fx_main", "_compile_fx_inner")  # forward and backward, or backward that is compiled later
 
@@ -58,7 +58,7 @@ class Settings:
     @contextmanager
     def installed(self) -> Iterator[None]:
         """Have all that is compiled meanwhile compiled with them."""
-        compiler = sys.modules[_COMPILE]
+        compiler = sys.modules[COMPILE_FX]
         with ExitStack() as stack:
             for name in INSIDE:
                 stack.enter_context(replaced(compiler, name, self._around(getattr(compiler, name))))

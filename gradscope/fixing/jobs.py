@@ -12,8 +12,9 @@ from typing import Any
 from torch import nn
 
 from gradscope import pipeline
-from gradscope.capture.modes import compiled_frames, never_compiled
 from gradscope.capture.naming import ModuleNames, name_modules
+from gradscope.capture.uncompiled import never_compiled
+from gradscope.compat import compiled_frames
 from gradscope.errors import NothingMeasuredError, WorkloadError
 from gradscope.fixing.curves import StepLimit
 from gradscope.fixing.early import files_of_forwards

@@ -11,8 +11,8 @@ from typing import Any
 
 from torch import nn
 
-from gradscope.capture.modes import is_compiled
 from gradscope.capture.registry import inner_paths
+from gradscope.compat import is_compiled
 from gradscope.patching.advice import attention_switch
 from gradscope.patching.edit.rewrite import Edit, edit_of
 from gradscope.patching.edit.source import FunctionSource, Refusal, SourceFile

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from gradscope.capture.guard import Guard
 from gradscope.capture.hooks_aside import HooksAside
-from gradscope.capture.modes import uncompiled
+from gradscope.capture.uncompiled import uncompiled
 from gradscope.recording.graph import Recording, settle
 from gradscope.recording.operations import canonical
 from gradscope.recording.tape import Reads, Tape, reads_content

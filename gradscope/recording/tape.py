@@ -22,10 +22,9 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
-from gradscope.capture.callers import is_standard, stack
+from gradscope.capture.callers import compiled_by, is_standard, stack
 from gradscope.capture.guard import Guard
 from gradscope.capture.hooks_aside import HooksAside
-from gradscope.capture.modes import compiled_by
 from gradscope.recording.graph import Frame, Node, Place, Span, Value, version_of
 from gradscope.recording.live import LiveObjects, RecordedCall
 from gradscope.recording.operations import LOOKS, SHOWS, canonical

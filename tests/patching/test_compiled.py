@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import gradscope
-from gradscope.capture.modes import is_compiled
+from gradscope.compat import is_compiled
 from gradscope.errors import WorkloadError
 from gradscope.patching.advice import what_to_do
 from gradscope.patching.patches import Patches

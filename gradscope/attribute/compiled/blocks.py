@@ -9,7 +9,6 @@ import numpy as np
 
 from gradscope.attribute.nodes import OUTSIDE
 from gradscope.tables import CompiledGraph, IntColumn
-from gradscope.tree import join
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +67,7 @@ def _around(one: str, other: str) -> tuple[int, str, str]:
 
 def _below(block: str, path: str, base: str) -> str:
     """What lies where ``path`` does below ``base``, below ``block``."""
-    return join(block, path[len(base) :].removeprefix("."))
+    return ".".join(part for part in (block, path[len(base) :].removeprefix(".")) if part)
 
 
 def _is_below(path: str, base: str) -> bool:

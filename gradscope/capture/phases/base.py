@@ -15,13 +15,14 @@ from gradscope.capture.guard import Guard
 from gradscope.capture.hooks_aside import HooksAside
 from gradscope.capture.loop import LineSampler, LoaderWatch
 from gradscope.capture.memory import Surroundings
-from gradscope.capture.modes import compiled_frames, uses_compile
 from gradscope.capture.result import Capture
 from gradscope.capture.storages import take_census
 from gradscope.capture.survey import LineMode, Tracer, is_own
 from gradscope.capture.system import FaultMeter
+from gradscope.capture.uncompiled import uses_compile
 from gradscope.compat import (
     CompileLog,
+    compiled_frames,
     is_switched_off,
     marking_recompute,
     marking_waits,

@@ -10,10 +10,11 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from itertools import pairwise
-from types import CodeType, FrameType
+from types import FrameType
 from typing import Any, NamedTuple
 
 from gradscope.compat.dynamo import DYNAMO
+from gradscope.compat.dynamo.compiled import wrapper_codes
 from gradscope.compat.dynamo.left_alone import keep_eager, keep_frame_eager
 from gradscope.compat.dynamo.versions import compiler_stance, is_forced_eager, is_switched_off
 from gradscope.compat.engine import items_of_now
@@ -72,7 +73,7 @@ def probe_entry() -> None:
         AttributeError, ImportError: this torch lacks something; what runs between graphs has no lines and FLOPs then.
     """
     frames = importlib.import_module(f"{DYNAMO}.eval_frame")
-    wrappers_of(frames)
+    wrappers()
     for name in _FOLLOWED:
         getattr(frames, name)
 
@@ -98,7 +99,7 @@ def _following(frames: Any, follow: Callable[[bool, int], None]) -> Iterator[Non
 
     It calls ``_maybe_set_eval_frame`` in front of the function and last of all, wherever it returns.
     """
-    calls = _Calls(frames, follow)
+    calls = _Calls(follow)
     before = {name: getattr(frames, name) for name in _FOLLOWED}
 
     def set_eval_frame(callback: Any) -> Any:
@@ -126,9 +127,9 @@ def _following(frames: Any, follow: Callable[[bool, int], None]) -> Iterator[Non
 class _Calls:
     """Tells of the outermost compiled function that each thread is in."""
 
-    def __init__(self, frames: Any, follow: Callable[[bool, int], None]) -> None:
+    def __init__(self, follow: Callable[[bool, int], None]) -> None:
         self._follow = follow
-        self._wrappers = wrappers_of(frames)
+        self._wrappers = wrappers()
         self._here = _Outermost()
 
     def look(self, frame: FrameType | None) -> None:
@@ -221,15 +222,14 @@ for _each in (
     keep_eager(_each)
 
 
-def wrappers_of(frames: Any) -> dict[int, _Wrapper]:
+def wrappers() -> dict[int, _Wrapper]:
     """What torch.compile puts around functions, by the id of its code.
 
     Raises:
         AttributeError: it does not call what it is followed by.
     """
-    codes = [each for each in frames._TorchDynamoContext.__call__.__code__.co_consts if isinstance(each, CodeType)]
     found = {}
-    for code in codes:
+    for code in wrapper_codes():
         loads = [each for each in dis.get_instructions(code) if each.opname == "LOAD_GLOBAL"]
         opens = [each.offset for each in loads if each.argval == "set_eval_frame"]
         names = [each.argval for each in loads]
@@ -237,5 +237,5 @@ def wrappers_of(frames: Any) -> dict[int, _Wrapper]:
             place = list(pairwise(names)).index(("_maybe_set_eval_frame", "_callback_from_stance"))
             found[id(code)] = _Wrapper(opens[1], range(loads[place].offset, loads[place + 2].offset))
     if not found:
-        raise AttributeError("torch._dynamo.eval_frame sets its callback in another way")
+        raise AttributeError(f"{DYNAMO}.eval_frame._TorchDynamoContext calls compiled functions in another way")
     return found

@@ -37,7 +37,7 @@ def keep_frame_eager(function: Any) -> None:
 
 
 def _leave_alone(code: CodeType, *, inner: bool = True) -> None:
-    types: Any = sys.modules["torch._dynamo.types"]
+    types: Any = sys.modules[f"{DYNAMO}.types"]
     actions = types.FrameAction
     skip = types.FrameExecStrategy(actions.SKIP, actions.SKIP if inner else actions.DEFAULT)
     torch._C._dynamo.eval_frame.set_code_exec_strategy(code, skip)  # type: ignore[attr-defined]
@@ -109,7 +109,7 @@ def watching_dynamo(
                 _leave_alone(code)
             for code in _eager_frames:
                 _leave_alone(code, inner=False)
-            callbacks.register(sys.modules["torch._dynamo.callback"].callback_handler)
+            callbacks.register(sys.modules[f"{DYNAMO}.callback"].callback_handler)
         except Exception as error:
             failed(error)
 

@@ -8,6 +8,8 @@ import time
 from collections import Counter
 from typing import Any, NamedTuple
 
+from gradscope.compat.dynamo import DYNAMO
+
 # What Dynamo calls the rest of a function behind a break.
 _RESUMED = re.compile(r"torch_dynamo_resume_in_(.+)_at_(\d+)")
 _NAMED = re.compile(r"^\s*Explanation: [^`\n]*`([^`\n]+)`", re.MULTILINE)
@@ -46,7 +48,7 @@ class CompileLog:
 
     def collect(self) -> None:
         """Take what there is: torch itself keeps the latest 64 alone."""
-        utils = sys.modules.get("torch._dynamo.utils")
+        utils = sys.modules.get(f"{DYNAMO}.utils")
         for each in () if utils is None else utils.get_compilation_metrics():
             if (each.start_time or 0.0) >= self._began:
                 self._records.setdefault(id(each), (each, self._step))
@@ -126,5 +128,5 @@ def _first_line(text: Any) -> str:
 
 
 def _noted_breaks() -> list[Any]:
-    utils = sys.modules.get("torch._dynamo.utils")
+    utils = sys.modules.get(f"{DYNAMO}.utils")
     return [] if utils is None else utils.graph_break_reasons

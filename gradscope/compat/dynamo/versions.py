@@ -11,6 +11,7 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from gradscope.compat.dynamo import DYNAMO
+from gradscope.compat.dynamo.compiled import compiled_frames
 from gradscope.compat.engine import has_hooks
 
 # Beyond torch's own limit, 8, Dynamo runs a function as it is: each way to do a step is one version of it, or several.
@@ -82,7 +83,7 @@ def is_switched_off() -> bool:
     if not _is_disabled():
         return False
     utils = sys.modules.get(f"{DYNAMO}.utils")
-    return utils is None or not (utils.counters["frames"]["total"] or utils.get_compilation_metrics())
+    return utils is None or not (compiled_frames() or utils.get_compilation_metrics())
 
 
 def _is_disabled() -> bool:
@@ -91,7 +92,7 @@ def _is_disabled() -> bool:
 
 def compiles_backward() -> bool:
     """Check that compiled autograd makes one graph of the backward pass that runs, hooks and all."""
-    return bool(getattr(sys.modules.get("torch._dynamo.compiled_autograd"), "compiled_autograd_enabled", False))
+    return bool(getattr(sys.modules.get(f"{DYNAMO}.compiled_autograd"), "compiled_autograd_enabled", False))
 
 
 def dynamo_reads_hooks() -> bool:

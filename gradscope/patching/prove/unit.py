@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from gradscope.capture.modes import uncompiled
+from gradscope.capture.uncompiled import uncompiled
 from gradscope.compat import swap_engine_entry
 from gradscope.tree import buffers_of, named_parameters_of, parameters_of
 

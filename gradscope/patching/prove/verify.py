@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 from gradscope.capture.model_steps import Stepper
-from gradscope.capture.modes import is_compiled_module, uncompiled
 from gradscope.capture.state import preserved
-from gradscope.compat import compiler_stance, compiles_nothing, many_versions, may_compile
+from gradscope.capture.uncompiled import uncompiled
+from gradscope.compat import compiler_stance, compiles_nothing, is_compiled_module, many_versions, may_compile
 from gradscope.errors import WorkloadError
 from gradscope.patching.plan import Plan
 from gradscope.patching.prove.choice import NO_GAIN, Choice, Gain, Group, Saved, Side, Way, choose

@@ -1,0 +1,39 @@
+"""What of a program is compiled: frames so far, modules, functions, and what torch.compile puts around these."""
+
+from __future__ import annotations
+
+import sys
+from types import CodeType
+from typing import Any
+
+from torch import nn
+
+from gradscope.compat.dynamo import DYNAMO
+
+
+def compiled_frames() -> int:
+    """Frames that Dynamo has looked at so far; 0 where it was never loaded."""
+    utils = sys.modules.get(f"{DYNAMO}.utils")
+    return int(utils.counters["frames"]["total"]) if utils is not None else 0
+
+
+def is_compiled_module(module: nn.Module) -> bool:
+    """Check that ``module.compile()`` was called, or that it is what ``torch.compile`` made of a module."""
+    return module._compiled_call_impl is not None or hasattr(module, "_orig_mod")
+
+
+def is_compiled(value: Any) -> bool:
+    """Check that it is what torch.compile made of a function."""
+    try:
+        # Not getattr: a global of the user's may compute something, or raise, when it is asked for an attribute.
+        held = object.__getattribute__(value, "__dict__")
+        return "_torchdynamo_orig_callable" in held and "_torchdynamo_disable" not in held  # which has it too
+    except (AttributeError, TypeError):
+        return False
+
+
+def wrapper_codes() -> list[CodeType]:
+    """The code of the functions that torch.compile may put around another one; none where Dynamo was never loaded."""
+    kind = getattr(sys.modules.get(f"{DYNAMO}.eval_frame"), "_TorchDynamoContext", None)
+    found = () if kind is None else kind.__call__.__code__.co_consts
+    return [each for each in found if isinstance(each, CodeType)]
