@@ -2,13 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
+from typing import Protocol
 
 from gradscope.capture.naming import ModuleNames
 from gradscope.capture.survey import user_line
 from gradscope.tables import CalledFrom, CompiledGraph, FusedNode, GraphNote, GraphRun, LineInfo, NodeNote
 from gradscope.tree import join
+
+
+class Watched(Protocol):
+    """What was noted of the graphs that Inductor compiled: :class:`gradscope.compat.GraphWatch`."""
+
+    graphs: list[GraphNote]
+    runs: list[GraphRun]
+    first: dict[int, tuple[int, ...]]
+    labels: dict[int, int]
+
+    def layers(self, numbers: tuple[int, ...], by_parameter: Mapping[int, int], rows: Sequence[int]) -> tuple[int, ...]:
+        """Of parameters, by number, the row of the layer that held each; -1 for none."""
+
+
+def graphs_of(watch: Watched, names: ModuleNames, lines: list[LineInfo]) -> dict[int, CompiledGraph]:
+    """:func:`compiled_graphs` of all that was noted."""
+    held = partial(watch.layers, by_parameter=names.layers_by_parameter(), rows=names.rows)
+    modules = {number: names.rows[label] for number, label in watch.labels.items() if 0 <= label < len(names.rows)}
+    return compiled_graphs(watch.graphs, watch.runs, watch.first, names, lines, held, modules)
 
 
 def compiled_graphs(
@@ -17,20 +38,23 @@ def compiled_graphs(
     first: Mapping[int, Sequence[int]],
     names: ModuleNames,
     lines: list[LineInfo],
+    held: Callable[[tuple[int, ...]], tuple[int, ...]],
+    modules: Mapping[int, int],
 ) -> dict[int, CompiledGraph]:
     """The graphs by the number of a run, layers by row, lines by their place in ``lines``, which gets what it lacks.
 
     FLOPs are those of the sizes that a graph was run with; 0 where these do not tell them.
 
     Args:
-        first: of graphs the parameters of the first run, by their ids.
+        first: of graphs the parameters of the first run, by number.
+        held: answers of such numbers which rows the layers have that held the parameters; -1 for none.
+        modules: rows of modules that may be gone, by the ids that they had.
     """
-    layers, places = _Layers(names), _Lines(lines)
+    layers, places = _Layers(names, modules), _Lines(lines)
     graphs = [
         {name: FusedNode.of(node, layer, places.line(node)) for name, node, layer in layers.of(note.nodes.items())}
         for note in notes
     ]
-    held = names.layers_by_parameter() if runs else {}
     found = {}
     for number, ran in enumerate(runs):
         note, nodes = notes[ran.graph], graphs[ran.graph]
@@ -47,16 +71,16 @@ def compiled_graphs(
             is_pass=note.is_pass,
             zeros=ran.zeros,
             compiled=ran.graph,
-            moved=_moved(first.get(ran.graph, ()), ran.parameters, held),
+            moved=_moved(held(tuple(first.get(ran.graph, ()))), held(ran.parameters)),
         )
     return found
 
 
-def _moved(first: Sequence[int], now: Sequence[int], held: Mapping[int, int]) -> tuple[tuple[int, int], ...]:
+def _moved(first: Sequence[int], now: Sequence[int]) -> tuple[tuple[int, int], ...]:
     """Layers whose parameters a graph was compiled with, each with that whose stand at the same places of a run."""
     if len(first) != len(now):
         return ()
-    pairs = [(held[one], held[other]) for one, other in zip(first, now, strict=True) if one in held and other in held]
+    pairs = [pair for pair in zip(first, now, strict=True) if min(pair) >= 0]
     return tuple(dict.fromkeys(pairs))
 
 
@@ -85,8 +109,8 @@ class _Lines:
 class _Layers:
     """The layers of nodes. What stands at a path now may be another module than that which was compiled."""
 
-    def __init__(self, names: ModuleNames) -> None:
-        self._names = names
+    def __init__(self, names: ModuleNames, modules: Mapping[int, int]) -> None:
+        self._names, self._modules = names, modules
         self._row_of = {info.path: row for row, info in enumerate(names.infos)}
 
     def of(self, nodes: Iterable[tuple[str, NodeNote]]) -> list[tuple[str, NodeNote, int]]:
@@ -98,9 +122,12 @@ class _Layers:
         return [(name, node, self._layer(node, known)) for name, node in nodes]
 
     def _row(self, called: CalledFrom) -> int:
-        row = self._names.index.get(called.module, -1)
-        # Else another one has its id by now.
-        return row if row >= 0 and self._names.infos[row].class_name == called.class_name else -1
+        for rows in (self._names.index, self._modules):
+            row = rows.get(called.module, -1)
+            # Else another one has its id by now.
+            if row >= 0 and self._names.infos[row].class_name == called.class_name:
+                return row
+        return -1
 
     def _prefix(self, called: CalledFrom) -> tuple[str, str]:
         """What torch calls the module around one that is known, and its path."""

@@ -32,7 +32,7 @@ from gradscope.diagnose.case import Case
 from gradscope.diagnose.engine import diagnose, every_rule
 from gradscope.errors import NothingMeasuredError, Terminated
 from gradscope.evidence import known_facts, with_recording
-from gradscope.graphs import compiled_graphs
+from gradscope.graphs import graphs_of
 from gradscope.limits import kept
 from gradscope.process import room_for_files, stops_put_off
 from gradscope.readings import (
@@ -248,7 +248,7 @@ def _read_run(
     # What a later pass noted is added to what was timed; where that fails, the times stand without it.
     guard = Guard(capture.failed)
     watch = capture.compiled
-    graphs = partial(compiled_graphs, watch.graphs, watch.runs, watch.first, trace.names)
+    graphs = partial(graphs_of, watch, trace.names)
     memory_pass = MemoryPassOnce(capture.memory, trace.names, trace.parents, guard, graphs)
     result = _timed_with_survey(capture, trace, memory_pass, guard)
     if result is None:
@@ -282,7 +282,7 @@ def _timed_result(
 ) -> Attribution:
     assigned = assign(trace.skeleton, trace.settling, notes, trace.passes, trace.timed.interrupted)
     lines = survey.lines if survey is not None else []  # the steps of the memory pass may have added some
-    compiled = compiled_graphs(watch.graphs, watch.runs, watch.first, trace.names, lines)
+    compiled = graphs_of(watch, trace.names, lines)
     return build_result(
         assigned,
         trace.names.infos,

@@ -27,6 +27,7 @@ from gradscope.tree import children_of, modules_of
 BY_HAND = "detecting modules that are called directly"  # under which the guard notes an error
 
 _MISSING = object()
+_LATER = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR  # of which a call runs nothing
 _UNIMPLEMENTED = nn.Module.forward
 TORCHS_CALL: Any = nn.Module.__call__
 
@@ -64,6 +65,7 @@ def _names_of(kind: type[nn.Module]) -> list[str]:
         for name, torchs in own.items()
         if type(function := _attribute(kind, name)) is FunctionType
         and function is not torchs
+        and not function.__code__.co_flags & _LATER
         and not _knows_itself(function)
     ]
 
@@ -169,10 +171,17 @@ def _wrap(
             leave(self)
 
     called = _in_the_place_of(function, cast(FunctionType, call))
+    defaults = {each: getattr(called, each) for each in ("__defaults__", "__kwdefaults__")}
 
     def undo() -> None:
         nonlocal on
         on = False
+        for each, value in defaults.items():
+            if getattr(called, each) is not value:  # the program has set others of the method
+                setattr(function, each, getattr(called, each))
+        for each, value in vars(called).items():  # what it counts there, say
+            if each != "__wrapped__" and vars(function).get(each, _MISSING) is not value:
+                vars(function)[each] = value
         # Somebody who wrapped ours in the meantime keeps their wrapper; ours passes through.
         if kind.__dict__.get(name) is called:
             if before is _MISSING:

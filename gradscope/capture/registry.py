@@ -137,6 +137,10 @@ class ModuleRegistry:
         """Label of a module that was seen before; None where it was taken for a copy in another step than this one."""
         return None if self._copies and self._outlived(module) else self._labels.get(id(module))
 
+    def label_of(self, number: int) -> int | None:
+        """Label of the living module with that id."""
+        return self._labels.get(number)
+
     def living(self, number: int) -> nn.Module | None:
         """The module with that id; None where it is gone."""
         guard = self._guards.get(number)

@@ -26,7 +26,7 @@ from gradscope.capture.result import Capture
 from gradscope.capture.survey import is_own
 from gradscope.compat import (
     CompiledSteps,
-    around_jit_tracing,
+    around_tracing,
     following_dynamo,
     graph_task_id,
     keep_eager,
@@ -110,8 +110,10 @@ class Session:
             compiling = self._watching_compiler
             self._watch_again = compiling.enter_context(watching_dynamo(self._compiling, self._note_no_graphs))
             ahead = partial(self.run.guard.around, FOLLOWING, self.run.aside.inside)
-            stack.enter_context(around_jit_tracing(ahead))
+            stack.enter_context(around_tracing(self._captures))
             compiling.enter_context(following_dynamo(self._follow, ahead, self._captures, self._note_not_followed))
+            self.capture.compiled.owners_of = self.capture.registry.owners_of
+            self.capture.compiled.label_of = self.capture.registry.label_of
             compiling.enter_context(watching_graphs(self.capture.compiled, self._note_no_graphs))
             stack.enter_context(letting_others_leave(is_own))
             stack.callback(self.run.sampler.stop)

@@ -55,7 +55,7 @@ from gradscope.compat.imports import once_imported
 from gradscope.compat.inductor import GraphWatch, probe_graphs, watching_graphs
 from gradscope.compat.private import (
     SavedTensor,
-    around_jit_tracing,
+    around_tracing,
     default_device_mode,
     dispatch_depth,
     dispatch_modes,
@@ -94,7 +94,7 @@ __all__ = [
     "GraphWatch",
     "SavedTensor",
     "TraceMarker",
-    "around_jit_tracing",
+    "around_tracing",
     "check",
     "checkpoint_frame",
     "compiled_frames",

@@ -123,11 +123,12 @@ _TRACED = ("graph_by_tracing", *(f"function_{name}" for name in _FROM))
 
 
 @contextmanager
-def around_jit_tracing(make: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
-    """Have a context around all that ``torch.jit`` traces until the block is left.
+def around_tracing(make: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
+    """Have a context around all that ``torch.jit`` and torch.fx trace until the block is left.
 
     Its check fails where a mode of ``__torch_dispatch__`` is on, whichever, or where another one is than was before.
-    A program may have torch's functions under names of its own: it is around what these call.
+    torch.fx rewrites the code of ``forward``. A program may have names of its own for functions of torch: it is around
+    what these call.
 
     Source: torch/jit/_trace.py, as of torch 2.11 to 2.14.
     """
@@ -140,4 +141,5 @@ def around_jit_tracing(make: Callable[[], AbstractContextManager[None]]) -> Iter
                 stack.enter_context(surrounded(owner, name, make))
         if hasattr(tracing, "_check_trace"):
             stack.enter_context(surrounded(tracing, "_check_trace", make))
+        stack.enter_context(surrounded(torch.fx.Tracer, "trace", make))
         yield

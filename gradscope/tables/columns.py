@@ -265,7 +265,7 @@ class GraphNote:
 
 @dataclass(frozen=True, slots=True)
 class GraphRun:
-    """What a compiled graph was run with: its number, ids of parameters, and sizes that are not fixed.
+    """What a compiled graph was run with: its number, numbers of parameters, and sizes that are not fixed.
 
     Attributes:
         zeros: names of those inputs that were gradients without a number but zero.

@@ -168,7 +168,7 @@ def sized_note(flops_at: Callable[[Sequence[int]], Mapping[str, int] | None] | N
 )
 def test_flops_of_a_run_are_those_of_its_sizes(sizes: tuple[int, ...], flops_at: Any, flops: int, sized: bool) -> None:
     (found,) = compiled_graphs(
-        [sized_note(flops_at)], [GraphRun(0, (), sizes)], {}, ModuleNames((), {}, (), ()), []
+        [sized_note(flops_at)], [GraphRun(0, (), sizes)], {}, ModuleNames((), {}, (), ()), [], lambda numbers: (), {}
     ).values()
     assert (found.nodes["p"].flops, found.sized) == (flops, sized)
 
@@ -177,7 +177,8 @@ def test_operations_of_a_branch_are_unknown_with_other_sizes_too() -> None:
     note = sized_note(lambda _: {"p": 70})
     branch = replace(note.nodes["p"], flops=-1)
     note = replace(note, nodes={**note.nodes, "true_graph_0.p": branch})
-    (found,) = compiled_graphs([note], [GraphRun(0, (), (5,))], {}, ModuleNames((), {}, (), ()), []).values()
+    names = ModuleNames((), {}, (), ())
+    (found,) = compiled_graphs([note], [GraphRun(0, (), (5,))], {}, names, [], lambda _: (), {}).values()
     assert {name: node.flops for name, node in found.nodes.items()} == {"p": 70, "true_graph_0.p": -1}
 
 
@@ -282,11 +283,7 @@ def test_a_run_is_told_of_once_by_its_parameters_and_its_sizes() -> None:
     weight = nn.Parameter(torch.ones(2))
     for inputs in ([weight, 3], [weight, 3], [weight, 5], [torch.ones(2), 3], [weight, True, 3]):
         watch.run(0, inputs)
-    assert [(ran.parameters, ran.sizes) for ran in watch.runs] == [
-        ((id(weight),), (3,)),
-        ((id(weight),), (5,)),
-        ((), (3,)),
-    ]
+    assert [(ran.parameters, ran.sizes) for ran in watch.runs] == [((0,), (3,)), ((0,), (5,)), ((), (3,))]
     assert read == [0, 0, 1, 2, 0]  # each time
     assert told == [[weight], [weight]]  # of what is new, and has any
 
@@ -311,3 +308,40 @@ def test_a_region_that_blocks_share_is_each_ones() -> None:
     found = inductor._in_branches(module)
     assert {each.modules[-1].path for each in found.values()} == {"L['self'].1.up", "L['self'].2.up"}
     assert {each.flops for each in found.values()} == {-1}
+
+
+def parameters(count: int) -> list[nn.Parameter]:
+    return [nn.Parameter(torch.ones(2)) for _ in range(count)]
+
+
+def test_a_parameter_that_has_the_id_of_one_that_is_gone_is_another() -> None:
+    """``load_state_dict(assign=True)``, or an update that makes new ones: their ids may be those of other layers'."""
+    watch = inductor.GraphWatch()
+    watch.graphs = [GraphNote((), {})]
+    inputs = parameters(2)
+    watch.run(0, inputs)
+    made = parameters(2)
+    watch._numbers = {id(each): number for number, each in enumerate(made)}  # as if the ids had been theirs
+    watch.run(0, made)
+    assert [ran.parameters for ran in watch.runs] == [(0, 1), (2, 3)]
+    assert watch.layers((2, 3), {id(made[0]): 7}, ()) == (7, -1)
+
+
+def test_whose_a_parameter_was_when_a_graph_was_run_with_it_counts() -> None:
+    """Two layers exchange their weights between two steps; and a model is gone when the run has ended."""
+    watch = inductor.GraphWatch()
+    watch.graphs = [GraphNote((), {})]
+    one, other = parameters(2)
+    holds = {id(one): (0,), id(other): (1, 2)}
+    watch.owners_of = lambda each: holds[id(each)]
+    watch.run(0, [one, other])
+    holds = {id(one): (1, 2), id(other): (0,)}
+    watch.run(0, [other, one])
+    rows = (5, -1, 4)
+    assert [watch.layers(ran.parameters, {}, rows) for ran in watch.runs] == [(5, 4), (5, 4)]
+    assert watch.layers((0,), {id(one): 9}, rows) == (9,)  # never together by itself: what holds it now
+
+
+def test_what_is_known_of_branches_is_noted_with_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inductor, "_in_branches", lambda _: {"true_graph_0.mm": in_modules("a", flops=-1)})
+    assert note_of(monkeypatch, {}, "model.py").nodes["true_graph_0.mm"].flops == -1

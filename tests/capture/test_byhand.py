@@ -467,3 +467,17 @@ def test_what_may_be_asked_of_a_method_it_answers_while_it_is_watched(
         assert kind.forward is not function and asked(kind.forward) == before
         assert module.forward(*args, **kwargs) == alone and seen == [module]
     assert kind.forward is function
+
+
+def test_defaults_that_the_program_sets_of_a_method_stay() -> None:
+    class Scaled(nn.Module):
+        def forward(self, x: float, scale: float = 1.0, *, by: float = 1.0) -> float:
+            return x * scale * by
+
+    function: Any = Scaled.forward
+    with byhand.watching([Scaled], lambda *_: False, lambda _: None):
+        method: Any = Scaled.forward
+        assert method is not function
+        method.__defaults__, method.__kwdefaults__ = (5.0,), {"by": 2.0}
+        assert Scaled().forward(3.0) == 30.0
+    assert Scaled.forward is function and Scaled().forward(3.0) == 30.0

@@ -179,7 +179,7 @@ def test_parameters_of_a_graphs_first_run_are_those_that_it_was_compiled_for() -
     one, other = torch.nn.Parameter(torch.ones(2)), torch.nn.Parameter(torch.ones(2))
     assert not watch.name(7, [torch.ones(2), one, 3], profiled=False)
     watch.name(7, [torch.ones(2), other, 3], profiled=False)
-    assert watch.first == {7: (id(one),)}
+    assert watch.first == {7: (0,)}
 
 
 @pytest.mark.parametrize(

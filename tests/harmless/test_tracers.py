@@ -30,6 +30,17 @@ class Part(nn.Module):
         return F.relu(self.inner(x)) / sqrt(x.size(0) + 0.0)
 
 
+class ByRest(nn.Module):
+    """Takes more than it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.part = Part()
+
+    def forward(self, x: Tensor, *more: Tensor, **named: Tensor) -> Tensor:
+        return self.part.forward(x)
+
+
 class ByCall(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -102,6 +113,27 @@ def test_a_program_may_trace_its_model_in_each_step(trace: Callable[[Any, Tensor
             if prof.step():
                 break
     assert not any("gradscope failed" in note for note in prof.report.data.notes)
+
+
+def test_torch_fx_traces_a_model_that_takes_more_arguments() -> None:
+    model, x = ByRest(), torch.ones(4, 4)
+    with gradscope.profiling(model, steps=3, warmup=1) as prof:
+        while True:
+            model.forward(x).sum().backward()
+            assert torch.allclose(made_symbolic(model, x), model.forward(x))
+            if prof.step():
+                break
+
+
+def test_a_program_may_trace_a_model_before_it_calls_it() -> None:
+    """The tracer would record what gradscope asks of the parameters of a module that it sees for the first time."""
+    model, x = ByCall(), torch.ones(4, 4)
+    with gradscope.profiling(model, steps=3, warmup=1) as prof:
+        while True:
+            traced(model, x)
+            model(x).sum().backward()
+            if prof.step():
+                break
 
 
 def test_a_graph_that_is_traced_is_the_same_in_each_step() -> None:
