@@ -14,7 +14,7 @@ from gradscope.tree import join
 
 
 class Watched(Protocol):
-    """What was noted of the graphs that Inductor compiled: :class:`gradscope.compat.GraphWatch`."""
+    """What was noted of the graphs that Inductor compiled."""
 
     graphs: list[GraphNote]
     runs: list[GraphRun]
