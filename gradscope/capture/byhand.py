@@ -172,6 +172,7 @@ def _wrap(
 
     called = _in_the_place_of(function, cast(FunctionType, call))
     defaults = {each: getattr(called, each) for each in ("__defaults__", "__kwdefaults__")}
+    state = dict(vars(called))
 
     def undo() -> None:
         nonlocal on
@@ -180,7 +181,7 @@ def _wrap(
             if getattr(called, each) is not value:  # the program has set others of the method
                 setattr(function, each, getattr(called, each))
         for each, value in vars(called).items():  # what it counts there, say
-            if each != "__wrapped__" and vars(function).get(each, _MISSING) is not value:
+            if state.get(each, _MISSING) is not value:
                 vars(function)[each] = value
         # Somebody who wrapped ours in the meantime keeps their wrapper; ours passes through.
         if kind.__dict__.get(name) is called:

@@ -21,6 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 from gradscope.capture.state import preserved
+from gradscope.compat import is_compiled_module
 from gradscope.errors import WorkloadError
 from gradscope.fitting.batches import leaves, mapped
 from gradscope.fitting.predict import through
@@ -122,7 +123,7 @@ def held_by_forward(workload: Workload, shapes: BatchShapes, size: int, device: 
     Raises:
         UncheckedError: the model needs values, compiled code, or operations that fake tensors do not have.
     """
-    if _is_compiled(workload.model):
+    if any(map(is_compiled_module, modules_of(workload.model))):
         raise UncheckedError("torch.compile does not run on fake tensors")
     with preserved(workload.model, device=device), import_path(workload.folder), _without_collector():
         try:
@@ -193,10 +194,6 @@ def _without_collector() -> Iterator[None]:
     finally:
         if enabled:
             gc.enable()
-
-
-def _is_compiled(model: nn.Module) -> bool:
-    return any(module._compiled_call_impl is not None or hasattr(module, "_orig_mod") for module in modules_of(model))
 
 
 _REASONS = {

@@ -469,6 +469,26 @@ def test_what_may_be_asked_of_a_method_it_answers_while_it_is_watched(
     assert kind.forward is function
 
 
+def test_what_a_method_counts_in_itself_stays() -> None:
+    """Under its own name, or under one that the program has had for it since before it was watched."""
+
+    class Counting(nn.Module):
+        def forward(self) -> None:
+            method: Any = Counting.forward
+            method.calls = getattr(method, "calls", 0) + 1
+            kept[0].seen += 1
+
+    before: Any = Counting.forward
+    kept = [before]  # a function that holds itself is not watched
+    before.seen = 0
+    for _ in range(2):
+        Counting().forward()
+        with byhand.watching([Counting], lambda *_: False, lambda _: None):
+            assert Counting.forward is not before
+            Counting().forward()
+    assert (before.calls, before.seen) == (4, 4) and "__wrapped__" not in vars(before)
+
+
 def test_defaults_that_the_program_sets_of_a_method_stay() -> None:
     class Scaled(nn.Module):
         def forward(self, x: float, scale: float = 1.0, *, by: float = 1.0) -> float:

@@ -118,7 +118,7 @@ def users_name(function: str) -> str:
 
 
 def _reason(text: Any) -> str:
-    """Torch's first line, with what it names in the explanation: ``Failed to trace builtin operator `print```."""
+    """Torch's first line, with what its explanation names in backticks: of what builtin operator it speaks, say."""
     first, named = _first_line(text), _NAMED.search(str(text))
     return first if named is None or named[1] in first else f"{first} `{named[1]}`"
 
