@@ -13,8 +13,9 @@ from tests.diagnose.corpus import ANYWHERE, TRIES
 from tests.diagnose.programs import PROGRAMS, Made, Program
 from tests.diagnose.run_case import case_of, loop_case
 
-# What a user is told: with the floors, and only recipes that a micro-run of these very shapes found to gain something.
-pytestmark = [pytest.mark.floors, pytest.mark.micro_runs]
+# What a user is told, with the floors. Every recipe that fits is taken to gain: whether a micro-run of these very
+# shapes says so may change with what else the machine does, and what is found must be true either way.
+pytestmark = [pytest.mark.floors]
 
 
 # Times between phases are judged by a median step and by a median unprofiled one; two steps have none.
