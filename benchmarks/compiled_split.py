@@ -24,7 +24,8 @@ from torch import fx
 
 from gradscope.attribute.compiled.blocks import Moved
 from gradscope.attribute.compiled.fused import Nodes, shares_of
-from gradscope.compat import GraphWatch, inductor, watching_graphs
+from gradscope.compat import GraphWatch, watching_graphs
+from gradscope.compat.inductor import notes, watch
 from gradscope.tables import CompiledGraph, FusedNode, GraphNote
 from gradscope.workload import load_target
 
@@ -60,7 +61,7 @@ def misassigned(alone: dict[Any, float], shares: dict[Any, int]) -> float:
 def compiled_graphs(target: str) -> list[tuple[fx.GraphModule, GraphNote]]:
     """The graphs that one step of the model is compiled to, with what gradscope notes of them."""
     kept: list[tuple[fx.GraphModule, GraphNote]] = []
-    original = inductor._noted
+    original = watch.noted
 
     def noted(graph: Any, *rest: Any) -> GraphNote:
         note = original(graph, *rest)
@@ -72,14 +73,14 @@ def compiled_graphs(target: str) -> list[tuple[fx.GraphModule, GraphNote]]:
 
     workload: Any = load_target(target)
     model, batch = torch.compile(workload.model), workload.batch
-    inductor._noted = noted
+    watch.noted = noted
     try:
         with watching_graphs(GraphWatch(), failed):
             out = model(**batch) if isinstance(batch, dict) else model(batch)
             loss = next((each for each in _tensors(out) if each.requires_grad and each.ndim == 0), None)
             (next(_tensors(out)).sum() if loss is None else loss).backward()
     finally:
-        inductor._noted = original
+        watch.noted = original
     return kept
 
 
@@ -176,7 +177,7 @@ def _part(graph: fx.GraphModule, mine: set[str]) -> tuple[fx.GraphModule, list[A
 def _is_inside(node: fx.Node, mine: set[str]) -> bool:
     """One of the nodes, a view of something, or a constant."""
     return node.name in mine or (
-        node.op == "call_function" and (inductor._is_view(node.target) or not node.all_input_nodes)
+        node.op == "call_function" and (notes.is_view(node.target) or not node.all_input_nodes)
     )
 
 

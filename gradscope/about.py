@@ -22,7 +22,6 @@ from gradscope.capture.phases import SETTLING_STEPS, steps_to_first_result
 from gradscope.capture.phases.memory import Memory
 from gradscope.capture.phases.survey import Survey
 from gradscope.capture.phases.timed import Timed
-from gradscope.capture.registry import wrapped
 from gradscope.capture.result import Capture
 from gradscope.capture.session import Session
 from gradscope.capture.training import StepFinder
@@ -95,7 +94,7 @@ def _completed(about: WorkloadInfo, capture: Capture, trace: TimedTrace) -> Work
 
 def _models(names: ModuleNames) -> Iterable[str]:
     """The classes of the models that have parameters; of those that are gone, whatever had them, the called roots."""
-    held = [type(wrapped(top)).__name__ for top in names.tops if any(True for _ in parameters_of(top))]
+    held = [type(model).__name__ for model in names.models if any(True for _ in parameters_of(model))]
     return held or dict.fromkeys(info.class_name for info in names.infos if info.parent is None)
 
 

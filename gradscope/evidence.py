@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from gradscope.capture.naming import ModuleNames
-from gradscope.capture.registry import local_path, wrapped
+from gradscope.capture.registry import local_path
 from gradscope.capture.result import Capture
 from gradscope.diagnose.case import StepFacts
 from gradscope.recording.graph import Recording
@@ -74,7 +74,7 @@ def with_recording(facts: StepFacts, names: ModuleNames, recording: Recording, s
     name_calls(recording, lambda module: paths.get(id(module)), tensors, local_path)
     note_masks(recording)
     # Around a model that torch.compile was given there is a module of its own, also where it compiles nothing.
-    tops = {paths[id(model)]: model for model in map(wrapped, names.tops)}
+    tops = {paths[id(model)]: model for model in names.models}
     places = find_places(recording, tops, step_ns, local_path, found)
     return replace(facts, calls=recording.nodes, places=places, recorded=True)
 

@@ -17,8 +17,8 @@ from gradscope.capture.registry import (
     own_parameters,
     shape_of,
     source_of,
-    wrapped,
 )
+from gradscope.compat import compiled_from
 from gradscope.tables import ModuleInfo, ParameterInfo
 from gradscope.tree import join, modules_of, parameters_of
 
@@ -34,6 +34,11 @@ class ModuleNames:
     tops: tuple[nn.Module, ...]  # the models: modules that lie in no other
     modules: tuple[nn.Module, ...]  # keeps the ids valid
     rows: tuple[int, ...] = ()  # of each place of the registry; -1 for one without a row
+
+    @property
+    def models(self) -> list[nn.Module]:
+        """The models, each as it was written where torch.compile has put another around it."""
+        return [compiled_from(top) for top in self.tops]
 
     def labels(self, called: Sequence[nn.Module | None]) -> list[int]:
         """Row of each called module; -1 for one that no model holds, and for None."""
@@ -112,7 +117,7 @@ def name_modules(
             if id(module) in index:
                 continue
             path = join(name, inner)
-            original = wrapped(module)
+            original = compiled_from(module)
             # One row for both: what torch.compile wraps has no name of its own.
             index[id(module)] = index.setdefault(id(original), len(infos))
             if index[id(module)] < len(infos):

@@ -22,7 +22,7 @@ from torch.nn.parameter import is_lazy
 
 from gradscope.capture import byhand
 from gradscope.capture.callers import Callers
-from gradscope.compat import DYNAMO
+from gradscope.compat import COMPILED_FROM, compiled_from
 from gradscope.process import objects_of
 from gradscope.tree import children_of, join, modules_of, named_modules_of, parameters_of
 
@@ -33,19 +33,7 @@ def inner_paths(top: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 
 def _path_below(module: nn.Module, path: str, name: str) -> str:
-    return path if name == _ORIGINAL and wrapped(module) is not module else join(path, name)
-
-
-_ORIGINAL = "_orig_mod"
-
-
-def wrapped(module: nn.Module) -> nn.Module:
-    """The module that torch.compile made this one from; itself where it is no compiled one."""
-    if type(module).__module__.startswith(DYNAMO):
-        original = module._modules.get(_ORIGINAL)
-        if original is not None:
-            return original
-    return module
+    return path if name == COMPILED_FROM and compiled_from(module) is not module else join(path, name)
 
 
 def shape_of(module: nn.Module) -> tuple[tuple[str, str], ...]:
@@ -355,7 +343,7 @@ class ModuleRegistry:
 
     def _place(self, module: nn.Module, root: int, path: str) -> int:
         label = self._known.get((root, path))
-        shown = wrapped(module)
+        shown = compiled_from(module)
         if shown is not module:
             self._compiled.append(weakref.ref(module))
             self.inside[id(module)] = id(shown)

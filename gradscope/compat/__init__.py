@@ -13,7 +13,14 @@ from gradscope.compat.checks import (
     require,
 )
 from gradscope.compat.dynamo import DYNAMO
-from gradscope.compat.dynamo.compiled import compiled_frames, is_compiled, is_compiled_module, wrapper_codes
+from gradscope.compat.dynamo.compiled import (
+    COMPILED_FROM,
+    compiled_frames,
+    compiled_from,
+    is_compiled,
+    is_compiled_module,
+    wrapper_codes,
+)
 from gradscope.compat.dynamo.entry import following_dynamo, probe_entry
 from gradscope.compat.dynamo.left_alone import (
     CompiledSteps,
@@ -52,7 +59,8 @@ from gradscope.compat.engine import (
 )
 from gradscope.compat.flops import flop_formulas
 from gradscope.compat.imports import once_imported
-from gradscope.compat.inductor import GraphWatch, probe_graphs, watching_graphs
+from gradscope.compat.inductor.graphs import GraphWatch
+from gradscope.compat.inductor.watch import probe_graphs, watching_graphs
 from gradscope.compat.private import (
     SavedTensor,
     around_tracing,
@@ -87,6 +95,7 @@ from gradscope.compat.profilers import (
 )
 
 __all__ = [
+    "COMPILED_FROM",
     "DYNAMO",
     "Check",
     "CompileLog",
@@ -98,6 +107,7 @@ __all__ = [
     "check",
     "checkpoint_frame",
     "compiled_frames",
+    "compiled_from",
     "compiler_stance",
     "compiles_backward",
     "compiles_nothing",

@@ -14,7 +14,7 @@ from gradscope.attribute.compiled.blocks import Moved
 from gradscope.attribute.compiled.order import match_replay
 from gradscope.attribute.compiled.read import _Known
 from gradscope.attribute.result import Attribution
-from gradscope.compat import inductor
+from gradscope.compat.inductor import notes
 from gradscope.tables import CompiledGraph, FusedNode, RowKind
 
 from .hand import Row
@@ -201,7 +201,7 @@ def test_of_what_a_branch_computes_no_operations_are_told() -> None:
 
     branch = make_fx(Branch())(torch.ones(2, 2))
     whole: Any = SimpleNamespace(graph=torch.fx.Graph(), named_modules=lambda: (("", branch), ("true_graph_0", branch)))
-    (note,) = inductor._in_branches(whole).items()
+    (note,) = notes._in_branches(whole).items()
     assert note[0].startswith("true_graph_0.mm") and note[1].flops == -1 and not note[1].inputs
     nodes = {"x": fused(-1), "p": fused(AX, "x", flops=7)}
     found = run({0: graph(nodes, cpp_1="p")}, *backward(1000, 5, ("cpp_another", 70)))

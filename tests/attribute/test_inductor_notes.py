@@ -15,7 +15,8 @@ import torch
 from torch import nn
 
 from gradscope.capture.naming import ModuleNames
-from gradscope.compat import inductor
+from gradscope.compat import GraphWatch
+from gradscope.compat.inductor import DEBUG, graphs, notes, sums, work
 from gradscope.graphs import compiled_graphs
 from gradscope.tables import CalledFrom, GraphNote, GraphRun, NodeNote
 
@@ -38,7 +39,7 @@ def noted(
 
 def owners(nodes: dict[str, NodeNote]) -> dict[str, tuple[str, int]]:
     """Of each sum the innermost module that it is told to lie in, and its line."""
-    found = inductor._with_owners(nodes)
+    found = sums.with_owners(nodes)
     return {
         name: (node.modules[-1].path if node.modules else "", node.frames[-1][1] if node.frames else 0)
         for name, node in found.items()
@@ -116,7 +117,7 @@ def test_torch_tells_of_sums(is_sum: bool) -> None:
     made = torch.fx.Graph()
     node = made.placeholder("x")
     node.meta["is_gradient_acc"] = is_sum
-    assert inductor._node(node).is_sum is is_sum
+    assert notes.node_note(node).is_sum is is_sum
 
 
 def test_of_two_matmuls_that_may_have_been_joined_neither_is_told() -> None:
@@ -125,13 +126,13 @@ def test_of_two_matmuls_that_may_have_been_joined_neither_is_told() -> None:
     node.meta["from_node"] = [SimpleNamespace(name="add")]
     earlier = {"m": noted("a", flops=8), "n": noted("b", flops=8), "add": noted("c", "m", "n")}
     note = noted("", flops=8)
-    assert inductor._with_origin(node, note, earlier, {"joined"}) is note
-    assert inductor._with_origin(node, note, earlier, {"joined", "n"}).modules == earlier["m"].modules
+    assert notes._with_origin(node, note, earlier, {"joined"}) is note
+    assert notes._with_origin(node, note, earlier, {"joined", "n"}).modules == earlier["m"].modules
 
 
 def test_a_graphs_note_has_its_own_kernels_and_its_sums_at_what_reads_them(monkeypatch: pytest.MonkeyPatch) -> None:
     debug = SimpleNamespace(_inductor_triton_kernel_to_post_grad_node_info={"cpp_1:1": ["x"], "cpp_2:2": ["m"]})
-    monkeypatch.setitem(sys.modules, inductor._DEBUG, debug)
+    monkeypatch.setitem(sys.modules, DEBUG, debug)
     made = torch.fx.Graph()
     x = made.placeholder("x")
     added = made.call_function(torch.add, (x, x))
@@ -139,7 +140,7 @@ def test_a_graphs_note_has_its_own_kernels_and_its_sums_at_what_reads_them(monke
     read = made.call_function(torch.neg, (added,))
     read.meta["fwd_nn_module_stack"] = {"1": ("L['self'].a", torch.nn.Linear)}
     made.output(read)
-    found = inductor._noted(SimpleNamespace(graph=made, named_modules=lambda: ()), 1, {})
+    found = notes.noted(SimpleNamespace(graph=made, named_modules=lambda: ()), 1, {})
     assert found.kernels == (("cpp_2", ("m",)),)
     assert found.nodes["add"].modules == found.nodes["neg"].modules != ()
 
@@ -147,8 +148,8 @@ def test_a_graphs_note_has_its_own_kernels_and_its_sums_at_what_reads_them(monke
 def test_gradients_that_are_all_zero_are_found_among_what_a_graph_is_run_with() -> None:
     names = ("primals_1", "tangents_1", "tangents_2", "tangents_3", "tangents_4")
     inputs = [torch.zeros(2), torch.zeros(2), torch.tensor([0.0, 1.0]), 3, nn.Parameter(torch.zeros(2))]
-    assert inductor._zeros(names, inputs) == ("tangents_1",)
-    assert inductor._zeros(names, []) == ()
+    assert graphs._zeros(names, inputs) == ("tangents_1",)
+    assert graphs._zeros(names, []) == ()
 
 
 def sized_note(flops_at: Callable[[Sequence[int]], Mapping[str, int] | None] | None) -> GraphNote:
@@ -191,26 +192,26 @@ def test_a_size_that_torch_finds_out_while_it_runs_is_unknown() -> None:
 
     graph_module = make_fx(function, tracing_mode="symbolic")(torch.ones(6, 2), torch.ones(2, 4))
     unknown, known = (node for node in graph_module.graph.nodes if node.target is torch.ops.aten.mm.default)
-    assert (inductor._flops(unknown), inductor._flops(known)) == (-1, 2 * 6 * 2 * 4)
-    at = inductor._work(known), inductor._work(unknown)
+    assert (work.flops(unknown), work.flops(known)) == (-1, 2 * 6 * 2 * 4)
+    at = work.work_of(known), work.work_of(unknown)
     sizes = [size for each in known.args for size in each.meta["val"].shape]
     given = {size.node.expr: size.node.hint for size in sizes} | {sizes[0].node.expr: 10}
     assert at[0] is not None and at[0](given) == 2 * 10 * 2 * 4
-    with pytest.raises(inductor._UnknownSizeError):
+    with pytest.raises(work._UnknownSizeError):
         assert at[1] is not None and at[1](given)
 
 
 def note_of(monkeypatch: pytest.MonkeyPatch, kernels: Mapping[str, Sequence[str]], *frames: str) -> GraphNote:
     """Of a graph whose nodes are called on these lines, behind kernel 3."""
     debug = SimpleNamespace(_inductor_triton_kernel_to_post_grad_node_info=kernels)
-    monkeypatch.setitem(sys.modules, inductor._DEBUG, debug)
+    monkeypatch.setitem(sys.modules, DEBUG, debug)
     made = torch.fx.Graph()
     node = made.placeholder("x")
     for frame in frames:
         node = made.call_function(torch.neg, (node,))
         node.meta["stack_trace"] = f'  File "{frame}", line 3, in step\n    x = -x\n'
     made.output(node)
-    return inductor._noted(SimpleNamespace(graph=made, named_modules=lambda: ()), 3, {})
+    return notes.noted(SimpleNamespace(graph=made, named_modules=lambda: ()), 3, {})
 
 
 def test_kernels_are_in_the_order_of_their_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -229,9 +230,9 @@ def test_whose_a_node_is_torch_tells_by_the_forward_it_is_of() -> None:
     made = torch.fx.Graph()
     node = made.call_function(torch.neg, (made.placeholder("x"),))
     node.meta["nn_module_stack"] = {"7": ("L['self'].other", torch.nn.Linear)}
-    assert [each.path for each in inductor._node(node).modules] == ["L['self'].other"]
+    assert [each.path for each in notes.node_note(node).modules] == ["L['self'].other"]
     node.meta["fwd_nn_module_stack"] = {"8@1": ("L['self'].own", "torch.nn.modules.linear.Linear")}
-    assert inductor._node(node).modules == (CalledFrom(8, "L['self'].own", "Linear"),)  # which is called again
+    assert notes.node_note(node).modules == (CalledFrom(8, "L['self'].own", "Linear"),)  # which is called again
 
 
 @pytest.mark.parametrize(
@@ -243,21 +244,21 @@ def test_forward_in_a_graph_of_backward_has_a_tag(tag: str | None, forward: bool
     node = made.call_function(torch.neg, (given,))
     for each in (given, node):
         each.meta["partitioner_tag"] = tag
-    assert inductor._node(node).forward is forward and not inductor._node(given).forward
+    assert notes.node_note(node).forward is forward and not notes.node_note(given).forward
 
 
 def test_what_computes_nothing_is_a_view() -> None:
     aten = torch.ops.aten
     views = (operator.getitem, aten.view.default, aten.t.default, aten.split.Tensor)
-    assert all(map(inductor._is_view, views))
-    assert not any(map(inductor._is_view, (aten.add_.Tensor, aten.mm.default, aten.clone.default, torch.neg)))
+    assert all(map(notes.is_view, views))
+    assert not any(map(notes.is_view, (aten.add_.Tensor, aten.mm.default, aten.clone.default, torch.neg)))
 
 
 def test_a_joined_matmul_that_forward_needs_is_still_computed_again() -> None:
     node = torch.fx.Graph().placeholder("joined")
     node.meta["from_node"] = [SimpleNamespace(name="add")]
     earlier = {"m": in_modules("a", flops=8, forward=True), "add": in_modules("b", "m")}
-    found = inductor._with_origin(node, in_modules("", flops=8), earlier, {"joined"})
+    found = notes._with_origin(node, in_modules("", flops=8), earlier, {"joined"})
     assert found.forward and found.modules == earlier["m"].modules and found.frames == earlier["m"].frames
 
 
@@ -272,12 +273,12 @@ def test_below_a_mode_of_the_programs_nothing_is_looked_at() -> None:
             return func(*args, **(kwargs or {}))
 
     with Noting():
-        assert inductor._zeros(("tangents_1",), [torch.zeros(2)]) is None
+        assert graphs._zeros(("tangents_1",), [torch.zeros(2)]) is None
     assert [each for each in seen if "any" in str(each)] == []
 
 
 def test_a_run_is_told_of_once_by_its_parameters_and_its_sizes() -> None:
-    watch, told, read = inductor.GraphWatch(), [], []
+    watch, told, read = GraphWatch(), [], []
     watch.told, watch.reads = told.append, lambda number, _: read.append(number)
     watch.graphs = [GraphNote((), {})]
     weight = nn.Parameter(torch.ones(2))
@@ -305,7 +306,7 @@ def test_a_region_that_blocks_share_is_each_ones() -> None:
         called = whole.call_function(torch.ops.higher_order.invoke_subgraph, (shared, f"region_{block}"))
         called.meta["nn_module_stack"] = stack
     module = torch.fx.GraphModule({"region": torch.fx.GraphModule({}, part)}, whole)
-    found = inductor._in_branches(module)
+    found = notes._in_branches(module)
     assert {each.modules[-1].path for each in found.values()} == {"L['self'].1.up", "L['self'].2.up"}
     assert {each.flops for each in found.values()} == {-1}
 
@@ -316,7 +317,7 @@ def parameters(count: int) -> list[nn.Parameter]:
 
 def test_a_parameter_that_has_the_id_of_one_that_is_gone_is_another() -> None:
     """``load_state_dict(assign=True)``, or an update that makes new ones: their ids may be those of other layers'."""
-    watch = inductor.GraphWatch()
+    watch = GraphWatch()
     watch.graphs = [GraphNote((), {})]
     inputs = parameters(2)
     watch.run(0, inputs)
@@ -329,7 +330,7 @@ def test_a_parameter_that_has_the_id_of_one_that_is_gone_is_another() -> None:
 
 def test_whose_a_parameter_was_when_a_graph_was_run_with_it_counts() -> None:
     """Two layers exchange their weights between two steps; and a model is gone when the run has ended."""
-    watch = inductor.GraphWatch()
+    watch = GraphWatch()
     watch.graphs = [GraphNote((), {})]
     one, other = parameters(2)
     holds = {id(one): (0,), id(other): (1, 2)}
@@ -343,5 +344,5 @@ def test_whose_a_parameter_was_when_a_graph_was_run_with_it_counts() -> None:
 
 
 def test_what_is_known_of_branches_is_noted_with_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inductor, "_in_branches", lambda _: {"true_graph_0.mm": in_modules("a", flops=-1)})
+    monkeypatch.setattr(notes, "_in_branches", lambda _: {"true_graph_0.mm": in_modules("a", flops=-1)})
     assert note_of(monkeypatch, {}, "model.py").nodes["true_graph_0.mm"].flops == -1

@@ -13,8 +13,8 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from gradscope.compat.inductor import GraphWatch, watching_graphs
-from gradscope.compat.inductor_rows import KernelRows
+from gradscope.compat import GraphWatch, watching_graphs
+from gradscope.compat.inductor.rows import KernelRows
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script_method`:DeprecationWarning")
 

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from gradscope.compat import inductor, inductor_settings
-from gradscope.compat.inductor import GraphWatch, _rename, _running, watching_graphs
-from gradscope.compat.inductor_settings import SETTINGS, Settings
+from gradscope.compat import GraphWatch, probe_graphs, watching_graphs
+from gradscope.compat.inductor.settings import SETTINGS, Settings, _owner, _placed
+from gradscope.compat.inductor.watch import _rename, _running
 from gradscope.tables import GraphNote
 
 # Loading Inductor warns of torch's own use of TorchScript.
@@ -24,12 +24,12 @@ OURS = [value for _, _, value in SETTINGS]
 
 @pytest.fixture
 def settings() -> Settings:
-    inductor.probe_graphs()
+    probe_graphs()
     return Settings()
 
 
 def values() -> list[Any]:
-    return [getattr(inductor_settings._owner(module, name), name.rpartition(".")[2]) for module, name, _ in SETTINGS]
+    return [getattr(_owner(module, name), name.rpartition(".")[2]) for module, name, _ in SETTINGS]
 
 
 def test_they_are_set_while_something_is_compiled_and_as_before_behind_it(settings: Settings) -> None:
@@ -133,7 +133,7 @@ def test_what_torch_takes_from_its_caches_to_write_it_is_compiled_as_it_is_alone
 
 def test_graphs_are_noted_where_the_environment_has_caches_used_in_any_case(settings: Settings) -> None:
     with settings._set(settings._values):
-        config = inductor_settings._owner("torch._inductor.config", "fx_graph_cache")
+        config = _owner("torch._inductor.config", "fx_graph_cache")
         config.fx_graph_cache = True
         assert settings.hold()
         config.trace.provenance_tracking_level = 0
@@ -144,7 +144,7 @@ def test_kernels_have_code_of_their_own_for_rows_where_cpp_calls_them_alone(sett
     """Python may write a row around any other: their code is what the program's cache has."""
     rows = settings._around(lambda **_: settings.kernels_write_rows())
     assert not rows() and not rows(cpp_wrapper=False) and rows(cpp_wrapper=True)
-    config = inductor_settings._owner("torch._inductor.config", "cpp_wrapper")
+    config = _owner("torch._inductor.config", "cpp_wrapper")
     with config.patch(cpp_wrapper=True):
         assert rows()
     with config.patch({"cpp.enable_kernel_profile": True}):  # the program's own
@@ -206,4 +206,4 @@ def test_what_another_torch_does_not_have_is_not_asked(
 
 def test_a_setting_that_another_torch_does_not_have_is_seen_before_anything_is_compiled() -> None:
     with pytest.raises(AttributeError):
-        inductor_settings._placed(("torch._inductor.config", "trace.no_such_setting", True))
+        _placed(("torch._inductor.config", "trace.no_such_setting", True))

@@ -21,7 +21,7 @@ from gradscope.capture.guard import Guard
 from gradscope.capture.memory import MemoryTracer, Surroundings
 from gradscope.capture.modules import CallRecorder
 from gradscope.capture.registry import ModuleRegistry
-from gradscope.compat import inductor
+from gradscope.compat.inductor import notes
 from gradscope.tables import AllocationTable, CompiledGraph, FusedNode, NodeNote, RowKind, SavedTensor
 from tests.attribute.hand import Row, spans, table_of
 
@@ -197,9 +197,9 @@ def test_only_a_graph_all_of_whose_lines_are_an_optimizers_is_one() -> None:
             for file in files
         ]
 
-    assert inductor._is_optimizer(of("/x/torch/optim/sgd.py", "", "/x/torch/optim/adam.py"))
-    assert not inductor._is_optimizer(of("/x/torch/optim/sgd.py", "train.py"))
-    assert not inductor._is_optimizer(of(""))
+    assert notes._is_optimizer(of("/x/torch/optim/sgd.py", "", "/x/torch/optim/adam.py"))
+    assert not notes._is_optimizer(of("/x/torch/optim/sgd.py", "train.py"))
+    assert not notes._is_optimizer(of(""))
 
 
 def test_models_of_a_compiled_function_are_the_outermost_and_all() -> None:

@@ -10,6 +10,8 @@ from torch import nn
 
 from gradscope.compat.dynamo import DYNAMO
 
+COMPILED_FROM = "_orig_mod"  # the name under which what torch.compile made of a module has that module
+
 
 def compiled_frames() -> int:
     """Frames that Dynamo has looked at so far; 0 where it was never loaded."""
@@ -19,7 +21,16 @@ def compiled_frames() -> int:
 
 def is_compiled_module(module: nn.Module) -> bool:
     """Check that ``module.compile()`` was called, or that it is what ``torch.compile`` made of a module."""
-    return module._compiled_call_impl is not None or hasattr(module, "_orig_mod")
+    return module._compiled_call_impl is not None or hasattr(module, COMPILED_FROM)
+
+
+def compiled_from(module: nn.Module) -> nn.Module:
+    """The module that torch.compile made this one from; itself where it is no compiled one."""
+    if type(module).__module__.startswith(DYNAMO):
+        original = module._modules.get(COMPILED_FROM)
+        if original is not None:
+            return original
+    return module
 
 
 def is_compiled(value: Any) -> bool:

@@ -12,6 +12,7 @@ from gradscope.compat.dynamo import DYNAMO
 
 # What Dynamo calls the rest of a function behind a break.
 _RESUMED = re.compile(r"torch_dynamo_resume_in_(.+)_at_(\d+)")
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 _NAMED = re.compile(r"^\s*Explanation: [^`\n]*`([^`\n]+)`", re.MULTILINE)
 
 
@@ -118,8 +119,12 @@ def users_name(function: str) -> str:
 
 
 def _reason(text: Any) -> str:
-    """Torch's first line, with what its explanation names in backticks: of what builtin operator it speaks, say."""
-    first, named = _first_line(text), _NAMED.search(str(text))
+    """Torch's first line, with what its explanation names in backticks: of what builtin operator it speaks, say.
+
+    Addresses are left out: the same line breaks for the same reason in another run.
+    """
+    text = _ADDRESS.sub("", str(text))
+    first, named = _first_line(text), _NAMED.search(text)
     return first if named is None or named[1] in first else f"{first} `{named[1]}`"
 
 

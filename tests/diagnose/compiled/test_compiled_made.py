@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
-import sys
-import time
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from gradscope.capture import compiling
 from gradscope.compat import GraphWatch
-from gradscope.compat.dynamo.log import Compilation, CompileLog, GraphBreak
+from gradscope.compat.dynamo.log import Compilation, GraphBreak
 from gradscope.diagnose.rules import RULES
 from gradscope.ops import ZEROS_OF_UNUSED
 from gradscope.tables import Finding, GraphNote, NodeNote, OpRow
+from tests.diagnose.compiled.facts import found
 from tests.diagnose.settings.test_settings_made import made_case
 from tests.diagnose.timing_cases import MS, check_words
 from tests.diagnose.timing_cases import row as layer
@@ -28,14 +24,6 @@ ROWS = "tensor 'x' size mismatch at index 0. expected 8, actual 4"
 
 def again(function: str = "forward", place: str = "model.py:6", reason: str = SIZE, seconds: float = 2.0) -> Any:
     return {"function": function, "place": place, "reason": reason, "seconds": seconds}
-
-
-def found(rule: str, ops: tuple[OpRow, ...] = (), **facts: Any) -> list[Finding]:
-    return list(RULES[rule].find(made_case(ops=ops, device="cpu", compiled={"again": (), "breaks": (), **facts})))
-
-
-def row(name: str, ns: int, calls: float) -> OpRow:
-    return OpRow(None, "forward", name, calls, ns)
 
 
 @pytest.mark.parametrize("name", ["recompiles", "graph-break", "graph-recompute", "not-compiled", "unused-output"])
@@ -105,23 +93,6 @@ def test_another_guard_than_a_size_has_other_advice() -> None:
     check_words(finding)
     assert "as a tensor" in finding.advice and finding.code.startswith("TORCH_LOGS=recompiles")
     assert "L['step'] == 4" in finding.evidence
-
-
-@pytest.mark.parametrize(("lookup", "severity"), [(MS // 10, "info"), (4 * MS, "warning")])
-def test_a_break_of_a_graph_has_its_line_and_what_the_regions_take(lookup: int, severity: str) -> None:
-    ops = (
-        row("TorchDynamo Cache Lookup", lookup, 3),
-        row("Torch-Compiled Region: 0/0", MS // 10, 1),
-        row("Torch-Compiled Region: 1/1", MS // 10, 2),
-        row("aten::mm", 50 * MS, 9),
-    )
-    same = {"place": "model.py:8", "reason": "Unsupported Tensor.item() call", "frames": ["1", "7"]}
-    (finding,) = found("graph-break", ops, breaks=[same, same])
-    check_words(finding)
-    assert finding.line == "model.py:8" and finding.severity == severity
-    assert "Tensor.item()" in finding.evidence and "3 compiled regions, 2 of them behind it" in finding.evidence
-    assert finding.cost_ns == pytest.approx((lookup + MS // 5) * 2 / 3, abs=1)
-    assert finding.predicted_saving_ns is None
 
 
 def test_zeros_for_what_the_loss_does_not_use() -> None:
@@ -241,33 +212,6 @@ def test_bytes_that_a_graph_computes_again() -> None:
     assert GraphNote((), {name: nodes[name] for name in ("norm", "gelu")}).recomputed_bytes() == 0
 
 
-def test_lines_that_break_for_one_reason_are_one_finding() -> None:
-    """Each is named where there is room; what is around a region behind two of them is shared among the reasons."""
-    ops = (
-        row("Torch-Compiled Region: 0/0", 3 * MS, 1),
-        row("Torch-Compiled Region: 1/0", 3 * MS, 1),
-        row("Torch-Compiled Region: 2/0", 3 * MS, 1),
-    )
-    breaks = [{"place": f"model.py:{line}", "reason": "item", "frames": ["1", "2"]} for line in (3, 4, 5, 6, 7)]
-    branch = {"place": "model.py:9", "reason": "generic_jump TensorVariable()", "frames": ["2"]}
-    items, jump = found("graph-break", ops, breaks=[*breaks, branch])
-    check_words(items)
-    check_words(jump)
-    assert items.line == "model.py:3" and "model.py:3 and 4 more" in items.message
-    assert "also at model.py:4, model.py:5, model.py:6 and 1 more" in items.evidence
-    assert jump.evidence.startswith("a branch that depends on a tensor's value (generic_jump")
-    assert (items.cost_ns, jump.cost_ns) == (4.5 * MS, 1.5 * MS)
-    assert all("its part beside other findings" in each.evidence for each in (items, jump))
-
-
-def test_a_break_that_is_not_in_the_step_costs_nothing_there() -> None:
-    """However many regions the step enters: blocks that are compiled one by one, say."""
-    ops = tuple(row(f"Torch-Compiled Region: {number}/0", 9 * MS, 1) for number in range(6))
-    for place in (branch_at("model.py:9"), {**branch_at("model.py:9"), "frames": ["7"]}):
-        (finding,) = found("graph-break", ops, breaks=[place])
-        assert finding.cost_ns is None and finding.severity == "info" and "region" not in finding.evidence
-
-
 def test_what_is_compiled_once_for_each_shape_is_not_compiled_again_and_again() -> None:
     """An optimizer's function, for each parameter's; unless these are more than there may be versions."""
     once = [{**again("adamw_step", reason="tensor 'p' rank mismatch. expected 1, actual 2"), "step": 1}] * 3
@@ -277,119 +221,6 @@ def test_what_is_compiled_once_for_each_shape_is_not_compiled_again_and_again() 
     (finding,) = found("recompiles", again=[*once, {**once[0], "step": 2}], limit=8)
     check_words(finding)
     assert "as a tensor" not in finding.advice and "sizes" in finding.advice
-
-
-def test_a_break_in_a_loop_leaves_its_function_uncompiled() -> None:
-    (finding,) = found("graph-break", breaks=[{**branch_at("model.py:9"), "skipped": True}])
-    check_words(finding)
-    assert finding.evidence.endswith("each by itself, but for torch's own")
-
-
-def test_a_break_inside_of_a_library_names_its_line_too() -> None:
-    inside = "torch/nn/modules/transformer.py:1245"
-    (finding,) = found("graph-break", breaks=[{**branch_at("model.py:9"), "inside": inside}])
-    check_words(finding)
-    assert finding.line == "model.py:9" and f"in {inside}, which this line calls, uncompiled" in finding.evidence
-    (finding,) = found("graph-break", breaks=[{**branch_at("model.py:9"), "inside": "lib/model.py:8"}])
-    assert "in lib/model.py:8, which this line calls;" in finding.evidence
-
-
-def test_a_function_that_cannot_be_resumed_is_told_in_words() -> None:
-    (finding,) = found("graph-break", breaks=[{"place": "model.py:9", "reason": "step_unsupported"}])
-    check_words(finding)
-    assert finding.evidence.startswith("the function cannot be resumed behind this line")
-    assert "step_unsupported" not in finding.evidence
-
-
-def test_what_is_around_kernels_is_all_of_it_in_all_versions() -> None:
-    around = ("TorchDynamo Cache Lookup", "Pregraph bytecode", "AOTDispatcher Runtime Wrapper Prologue")
-    ops = (
-        row("Torch-Compiled Region: 0/0", MS, 1),
-        row("Torch-Compiled Region: 1/0", MS, 1),
-        row("Torch-Compiled Region: 1/1", MS, 2),
-        *(row(name, 4 * MS, 4) for name in around),
-    )
-    first = {**branch_at("model.py:9"), "frames": ["1"], "skipped": True}
-    (finding,) = found("graph-break", ops, breaks=[first, {**branch_at("model.py:9"), "frames": [], "skipped": False}])
-    assert finding.cost_ns == 15 * MS * 3 / 4
-    assert "4 compiled regions, 3 of them" in finding.evidence and "each by itself" in finding.evidence
-    assert "what is around their kernels" in finding.evidence and "beside other findings" not in finding.evidence
-    (finding,) = found("graph-break", ops[:2], breaks=[first])
-    assert "what is around that one's kernels" in finding.evidence
-
-
-def test_what_some_steps_enter_is_an_average() -> None:
-    ops = (row("Torch-Compiled Region: 0/0", 9 * MS, 1), row("Torch-Compiled Region: 1/0", 9 * MS, 0.8))
-    (finding,) = found("graph-break", ops, breaks=[{**branch_at("model.py:9"), "frames": ["1"]}])
-    assert "a step enters 2 compiled regions, on average 0.8 of them behind it" in finding.evidence
-    (finding,) = found("graph-break", ops[1:], breaks=[{**branch_at("model.py:9"), "frames": ["1"]}])
-    assert "a step enters 1 compiled region, on average 0.8" in finding.evidence
-    (finding,) = found(
-        "graph-break", (row(ops[1].name, 9, 0.3),), breaks=[{**branch_at("model.py:9"), "frames": ["1"]}]
-    )
-    assert "a step enters 1 compiled region, on average 0.3" in finding.evidence
-
-
-def test_a_region_of_compiled_autograd_has_its_own_number() -> None:
-    """``!0/1/0``: version 0 of the frame 1 behind the first of its passes."""
-    ops = (row("Torch-Compiled Region: !0/1/0", 9 * MS, 1), row("Torch-Compiled Region: 1/0", 9 * MS, 1))
-    (finding,) = found("graph-break", ops, breaks=[{**branch_at("model.py:9"), "frames": ["!0/1"]}])
-    assert finding.cost_ns == 9 * MS
-
-
-def test_frames_behind_a_break_are_its_own() -> None:
-    """Torch names them after the function and the line; a break in a function that was called has those of both."""
-
-    class Log:
-        def breaks(self) -> list[GraphBreak]:
-            users = "project/model.py"
-            return [GraphBreak(((users, 3), (users, 8)), "item"), GraphBreak(((users, 5),), "loop", skipped=True)]
-
-        def compilations(self) -> list[Compilation]:
-            parts = [("0", None), ("1", 8), ("2", 3), ("2", 3), ("3", 4)]
-            return [Compilation("f", "project/model.py", 1, 1.0, False, "", *part) for part in parts]
-
-    found, whole = compiling.compile_facts(Log(), GraphWatch())["breaks"]  # type: ignore[arg-type]
-    assert found["frames"] == ["1", "2"] and not found["skipped"]
-    assert not whole["frames"] and whole["skipped"]
-
-
-def branch_at(place: str) -> dict[str, Any]:
-    return {"place": place, "reason": "item"}
-
-
-def test_of_an_installed_package_nobody_edits_the_line() -> None:
-    library, own = branch_at("/venv/lib/site-packages/lib/model.py:9"), branch_at("model.py:9")
-    (finding,) = found("graph-break", breaks=[library])
-    check_words(finding)
-    assert "installed package" in finding.advice
-    # Of several lines that which the finding names.
-    (finding,) = found("graph-break", breaks=[library, own])
-    assert "installed package" in finding.advice
-    (finding,) = found("graph-break", breaks=[own, library])
-    assert "installed package" not in finding.advice
-
-
-def test_the_line_of_a_break_is_the_users_that_calls_a_library() -> None:
-    class Log:
-        def breaks(self) -> list[GraphBreak]:
-            standard, users = json.__file__, "project/model.py"
-            library = "/venv/lib/site-packages/lib/model.py"
-            return [
-                GraphBreak(((users, 3), (library, 8), (standard, 9)), "called"),
-                GraphBreak(((library, 8), (standard, 9)), "compiled itself"),
-                GraphBreak(((compiling._TORCH + "nn/parallel/distributed.py", 1), (contextlib.__file__, 105)), "DDP"),
-            ]
-
-        def compilations(self) -> list[Compilation]:
-            return []
-
-    facts = compiling.compile_facts(Log(), GraphWatch())  # type: ignore[arg-type]
-    assert [each["place"] for each in facts["breaks"]] == [
-        "project/model.py:3",
-        "/venv/lib/site-packages/lib/model.py:8",
-    ]
-    assert all(each["inside"] == f"{json.__file__}:9" for each in facts["breaks"])
 
 
 def test_at_the_limit_it_runs_uncompiled() -> None:
@@ -409,42 +240,6 @@ def test_a_size_that_a_function_branches_on_is_not_cured_by_dynamic() -> None:
     assert finding.code == "f = torch.compile(f, dynamic=True)"
 
 
-def test_what_is_noted_of_compilations_is_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Torch keeps the latest 64; backward is compiled by itself, when it runs first."""
-
-    def record(number: int, name: str | None, **more: Any) -> SimpleNamespace:
-        return SimpleNamespace(
-            **{
-                "co_name": name,
-                "co_filename": name and "model.py",
-                "co_firstlineno": 6,
-                "compile_id": f"0/{number}",
-                "start_time": time.time() + 1,
-                "entire_frame_compile_time_s": 2.0,
-                "recompile_reason": None,
-                "fail_type": None,
-                **more,
-            }
-        )
-
-    kept: list[SimpleNamespace] = []
-    utils = SimpleNamespace(get_compilation_metrics=lambda: kept, graph_break_reasons=[])
-    monkeypatch.setitem(sys.modules, "torch._dynamo.utils", utils)  # type: ignore[arg-type]
-    log = CompileLog()
-    for number in range(3):
-        backward = record(number, None, entire_frame_compile_time_s=None, backward_cumulative_compile_time_us=500_000)
-        kept[:] = [record(number, "forward"), backward]
-        log.collect()
-    assert [(each.function, each.again, each.seconds) for each in log.compilations()] == [
-        ("forward", False, 2.5),
-        ("forward", True, 2.5),
-        ("forward", True, 2.5),
-    ]
-    kept[:] = [record(3, "torch_dynamo_resume_in_forward_at_12", compile_id="4/1_2")]
-    *_, rest = log.compilations()
-    assert (rest.function, rest.frame, rest.behind, rest.again) == ("forward", "4", 12, True)
-
-
 def test_a_guard_is_told_as_it_is() -> None:
     class Log:
         def breaks(self) -> list[GraphBreak]:
@@ -458,116 +253,9 @@ def test_a_guard_is_told_as_it_is() -> None:
     assert facts["again"][0]["reason"] == "tag == 'run # 2'"
 
 
-@pytest.mark.parametrize(
-    ("target", "mode", "named"),
-    [
-        ("tools/my train.py", "script", "'tools/my train.py'"),
-        ("model.py:workload", "model", "train.py"),
-        ("", "loop", "train.py"),
-    ],
-)
-def test_what_to_run_names_the_script(target: str, mode: Any, named: str) -> None:
-    case = made_case(device="cpu", compiled={"again": (), "breaks": [branch_at("model.py:9")]})
-    about = replace(case.run.workload, target=target, mode=mode)
-    (finding,) = RULES["graph-break"].find(replace(case, run=replace(case.run, workload=about)))
-    assert finding.code == f"TORCH_LOGS=graph_breaks python {named}"
-
-
-class Torch:
-    """What Dynamo has noted, and goes on noting."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.records: list[SimpleNamespace] = []
-        self.breaks: list[SimpleNamespace] = []
-        utils = SimpleNamespace(get_compilation_metrics=lambda: self.records, graph_break_reasons=self.breaks)
-        monkeypatch.setitem(sys.modules, "torch._dynamo.utils", utils)  # type: ignore[arg-type]
-
-    def compiles(self, function: str, graphs: int = 1, since: float = 1, failed: str | None = None) -> None:
-        self.records.append(
-            SimpleNamespace(
-                co_name=function,
-                co_filename="model.py",
-                co_firstlineno=6,
-                compile_id=f"{len(self.records)}/0",
-                start_time=time.time() + since,
-                entire_frame_compile_time_s=2.0,
-                recompile_reason=None,
-                graph_op_count=graphs,
-                fail_type=failed,
-                fail_reason=f"{failed} of it\nand more",
-                fail_user_frame_filename="model.py" if failed else None,
-                fail_user_frame_lineno=9 if failed else None,
-            )
-        )
-
-    def breaks_at(self, line: int) -> None:
-        stack = [SimpleNamespace(filename="model.py", lineno=line)]
-        self.breaks.append(SimpleNamespace(user_stack=stack, reason=f"break {line}\nand more"))
-
-
-def test_what_was_noted_before_is_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    noted = Torch(monkeypatch)
-    noted.compiles("before", since=-60)
-    noted.breaks_at(1)
-    log = CompileLog()
-    noted.compiles("behind")
-    noted.breaks_at(2)
-    assert [each.function for each in log.compilations()] == ["behind"]
-    assert log.breaks() == [GraphBreak((("model.py", 2),), "break 2")]
-    noted.breaks.clear()  # torch._dynamo.reset()
-    assert log.breaks() == []
-
-
-def test_where_the_program_has_torch_forget_all_that_is_noted_then_is_new(monkeypatch: pytest.MonkeyPatch) -> None:
-    noted = Torch(monkeypatch)
-    for line in (1, 2, 3):
-        noted.breaks_at(line)
-    log = CompileLog()
-    noted.breaks.clear()
-    noted.breaks_at(4)
-    assert [each.reason for each in log.breaks()] == ["break 4"]
-
-
-def test_a_compilation_is_of_the_step_that_ran(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Torch tells of it once it is over: behind the step, it is that one's."""
-    noted = Torch(monkeypatch)
-    log = CompileLog()
-    noted.compiles("first")
-    log.end_step(1)
-    noted.compiles("second")
-    log.end_step(2)
-    log.end_step(3)
-    assert [(each.function, each.step) for each in log.compilations()] == [("first", 0), ("second", 1)]
-
-
-def test_something_is_compiled_where_a_graph_was_made_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    noted = Torch(monkeypatch)
-    log = CompileLog()
-    assert log.has_compiled()  # nothing is told
-    noted.compiles("empty", graphs=0)
-    noted.compiles("failed", failed="Unsupported")
-    assert not log.has_compiled()
-    noted.compiles("graph")
-    assert log.has_compiled()
-
-
-def test_a_function_that_is_left_as_it_is_has_a_break(monkeypatch: pytest.MonkeyPatch) -> None:
-    noted = Torch(monkeypatch)
-    log = CompileLog()
-    noted.compiles("loop", failed="Unsupported")
-    noted.compiles("graph")
-    assert log.breaks() == [GraphBreak((("model.py", 9),), "Unsupported of it", skipped=True)]
-
-
 def test_a_larger_budget_is_at_most_all() -> None:
     (finding,) = recomputing(budget=0.9)
     assert finding.code == "torch._functorch.config.activation_memory_budget = 1"
-
-
-def test_two_lines_that_break_are_both_named() -> None:
-    breaks = [{"place": f"model.py:{line}", "reason": "item", "frames": []} for line in (3, 4)]
-    (finding,) = found("graph-break", breaks=breaks)
-    assert finding.evidence.endswith("also at model.py:4")
 
 
 @pytest.mark.parametrize(("phase", "told"), [("recompute", 1), ("optimizer", 0), ("other", 0)])
@@ -581,23 +269,3 @@ def test_what_an_operation_of_the_users_runs_in_a_graph_is_in_it() -> None:
     ops = (OpRow(None, "forward", "cpp_fused_add_0", 1.0, MS), OpRow(None, "forward", "aten::gelu", 1.0, 20 * MS))
     assert not found("not-compiled", ops, graphs=1)
     assert found("not-compiled", (*ops, OpRow(None, "backward", "aten::gelu_backward", 1.0, 20 * MS)), graphs=1)
-
-
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    [
-        ("step_unsupported", "step_unsupported"),
-        (
-            "Failed to trace builtin operator\n  Explanation: Dynamo does not know how to trace operator `print` "
-            "with argument types ['str']\n  Hint: Avoid `print`",
-            "Failed to trace builtin operator `print`",
-        ),
-        ("Unsupported Tensor.item() call\n  Explanation: `Tensor.item` is\n", "Unsupported Tensor.item() call"),
-        ("Data-dependent branching\n  Hint: use `torch.cond`", "Data-dependent branching"),
-    ],
-)
-def test_a_reason_names_what_its_explanation_does(text: str, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    noted = Torch(monkeypatch)
-    log = CompileLog()
-    noted.breaks.append(SimpleNamespace(user_stack=[SimpleNamespace(filename="model.py", lineno=3)], reason=text))
-    assert [each.reason for each in log.breaks()] == [reason]

@@ -47,7 +47,6 @@ class _Reason:
 
     lines: Counter[str] = field(default_factory=Counter)
     frames: set[str] = field(default_factory=set)  # that begin behind them
-    skipped: bool = False  # a function is left as it is
     inside: str = ""  # the line of a library's that the first of them is in
 
 
@@ -61,19 +60,21 @@ class _Regions(NamedTuple):
 
 
 def find(case: Case) -> Iterator[Finding]:
-    """Yield a finding for each reason, which names the first of its lines."""
-    reasons: defaultdict[str, _Reason] = defaultdict(_Reason)
-    for each in facts_of(case).get("breaks", ()):
-        noted = reasons[each["reason"]]
+    """Yield a finding for each reason, which names the first of its lines; apart where a function is left as it is."""
+    reasons: defaultdict[tuple[str, bool], _Reason] = defaultdict(_Reason)
+    breaks = facts_of(case).get("breaks", ())
+    left = {(each["reason"], each["place"]) for each in breaks if each.get("skipped", False)}
+    for each in breaks:
+        noted = reasons[each["reason"], (each["reason"], each["place"]) in left]
         if not noted.lines:  # of the line that the finding names
-            noted.skipped, noted.inside = each.get("skipped", False), each.get("inside", "")
+            noted.inside = each.get("inside", "")
         noted.lines[each["place"]] += 1
         noted.frames.update(each.get("frames", ()))
     around = sum(row.self_ns for row in case.run.ops if row.name.startswith(_AROUND))
     entered = _entered(case)
     every = sum(entered.values())
     sharing = Counter(frame for noted in reasons.values() for frame in noted.frames)
-    for reason, noted in reasons.items():
+    for (reason, skipped), noted in reasons.items():
         behind = noted.frames & set(entered)
         part = sum(entered[frame] / sharing[frame] for frame in behind) / (every or 1)
         shared = any(sharing[frame] > 1 for frame in behind)
@@ -87,7 +88,7 @@ def find(case: Case) -> Iterator[Finding]:
             layers=(),
             line=places[0],
             message=f"torch.compile breaks the graph at {first(places, 1)}",
-            evidence="; ".join(_evidence(case, reason, noted, regions)),
+            evidence="; ".join(_evidence(case, reason, noted, regions, skipped=skipped)),
             advice=(
                 "It is in an installed package: compile the blocks around it, each by itself."
                 if is_of_a_library(places[0])
@@ -107,7 +108,7 @@ def _entered(case: Case) -> Mapping[str, float]:
     return entered
 
 
-def _evidence(case: Case, reason: str, noted: _Reason, regions: _Regions) -> Iterator[str]:
+def _evidence(case: Case, reason: str, noted: _Reason, regions: _Regions, *, skipped: bool) -> Iterator[str]:
     places = list(noted.lines)
     words = next((text for begin, text in _IN_WORDS.items() if reason.startswith(begin)), "")
     if words:  # torch's own behind them, where it is more than a name
@@ -120,7 +121,7 @@ def _evidence(case: Case, reason: str, noted: _Reason, regions: _Regions) -> Ite
     yield f"{several(sum(noted.lines.values()), 'break')} since profiling began"
     if len(places) > 1:
         yield f"also at {first(places[1:])}"
-    if noted.skipped:
+    if skipped:
         yield "the function around it is not compiled; functions that it calls are, each by itself, but for torch's own"
     if regions.ns:
         every = several(max(round(regions.every), 1), "compiled region")

@@ -13,20 +13,20 @@ from operator import attrgetter
 from types import FrameType
 from typing import Any
 
+from gradscope.compat.inductor import COMPILE_FX, CONFIG, FUNCTORCH_CONFIG
 from gradscope.compat.private import replaced
 
-COMPILE_FX = "torch._inductor.compile_fx"
 _STANDALONE, _VIRTUALIZED = "torch._inductor.standalone_compile", "torch._inductor.virtualized"
 INSIDE = ("_compile_fx_main", "_compile_fx_inner")  # forward and backward, or backward that is compiled later
 
 # While a graph is compiled. One that a cache holds has no nodes any more; what its code was compiled to stays cached.
 SETTINGS: tuple[tuple[str, str, Any], ...] = (
-    ("torch._inductor.config", "trace.provenance_tracking_level", 1),
-    ("torch._inductor.config", "fx_graph_cache", False),
-    ("torch._functorch.config", "enable_autograd_cache", False),
+    (CONFIG, "trace.provenance_tracking_level", 1),
+    (CONFIG, "fx_graph_cache", False),
+    (FUNCTORCH_CONFIG, "enable_autograd_cache", False),
 )
-# Kernels that C++ calls write rows; for others see inductor_rows.py.
-KERNEL_PROFILE = ("torch._inductor.config", "cpp.enable_kernel_profile", True)
+# Kernels that C++ calls write rows; for others see rows.py.
+KERNEL_PROFILE = (CONFIG, "cpp.enable_kernel_profile", True)
 
 
 class Settings:
@@ -38,7 +38,7 @@ class Settings:
     def __init__(self) -> None:
         self._values = [_placed(each) for each in SETTINGS]
         self._rows_from_cpp = [*self._values, _placed(KERNEL_PROFILE)]
-        self._inductor: Any = sys.modules["torch._inductor.config"]
+        self._inductor: Any = sys.modules[CONFIG]
         entry = next(iter(self._inductor._config.values()))
         self._shared = not isinstance(entry.user_override, ContextVar)
         self._lock = threading.RLock()
@@ -103,7 +103,7 @@ class Settings:
 
 def _is_for_a_file() -> bool:
     """Check that what is compiled now is to be written to a file, for which torch takes it from its caches."""
-    bundled = getattr(sys.modules.get("torch._functorch.config"), "bundled_autograd_cache", False)
+    bundled = getattr(sys.modules.get(FUNCTORCH_CONFIG), "bundled_autograd_cache", False)
     if bundled or getattr(getattr(sys.modules.get(_VIRTUALIZED), "V", None), "aot_compilation", False):
         return True
     frame: FrameType | None = sys._getframe()
