@@ -83,7 +83,8 @@ def _completed(about: WorkloadInfo, capture: Capture, trace: TimedTrace) -> Work
     return replace(
         about,
         steps=trace.measured,
-        steps_left_out=len(trace.timed.interrupted),
+        steps_left_out=len(trace.timed.left_out),
+        steps_compiling=trace.timed.compiling,
         model=", ".join(_models(names)),
         parameters=sum({id(parameter): parameter.numel() for parameter in parameters}.values()),
         events=trace.events,

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Protocol
+
+from torch import nn
 
 from gradscope.capture.naming import ModuleNames
 from gradscope.capture.survey import user_line
@@ -19,7 +22,9 @@ class Watched(Protocol):
     graphs: list[GraphNote]
     runs: list[GraphRun]
     first: dict[int, tuple[int, ...]]
-    labels: dict[int, int]
+    places: dict[int, tuple[int, ...]]
+    modules: dict[int, dict[int, weakref.ref[nn.Module]]]
+    labels: dict[int, dict[int, int]]
 
     def layers(self, numbers: tuple[int, ...], by_parameter: Mapping[int, int], rows: Sequence[int]) -> tuple[int, ...]:
         """Of parameters, by number, the row of the layer that held each; -1 for none."""
@@ -28,18 +33,29 @@ class Watched(Protocol):
 def graphs_of(watch: Watched, names: ModuleNames, lines: list[LineInfo]) -> dict[int, CompiledGraph]:
     """:func:`compiled_graphs` of all that was noted."""
     held = partial(watch.layers, by_parameter=names.layers_by_parameter(), rows=names.rows)
-    modules = {number: names.rows[label] for number, label in watch.labels.items() if 0 <= label < len(names.rows)}
-    return compiled_graphs(watch.graphs, watch.runs, watch.first, names, lines, held, modules)
+    count = range(len(watch.graphs))
+    known = [_rows(watch.modules.get(number, {}), watch.labels.get(number, {}), names) for number in count]
+    return compiled_graphs(watch.graphs, watch.runs, watch.first, watch.places, names, lines, held, known)
+
+
+def _rows(
+    modules: Mapping[int, weakref.ref[nn.Module]], labels: Mapping[int, int], names: ModuleNames
+) -> dict[int, int]:
+    """Rows of the modules that a graph is of, by the ids that they had when it was compiled."""
+    found = {number: names.rows[label] for number, label in labels.items() if 0 <= label < len(names.rows)}
+    living = (number for number, reference in modules.items() if reference() is not None)
+    return found | {number: names.index[number] for number in living if number in names.index}
 
 
 def compiled_graphs(
     notes: Sequence[GraphNote],
     runs: Sequence[GraphRun],
     first: Mapping[int, Sequence[int]],
+    places: Mapping[int, Sequence[int]],
     names: ModuleNames,
     lines: list[LineInfo],
     held: Callable[[tuple[int, ...]], tuple[int, ...]],
-    modules: Mapping[int, int],
+    modules: Sequence[Mapping[int, int]],
 ) -> dict[int, CompiledGraph]:
     """The graphs by the number of a run, layers by row, lines by their place in ``lines``, which gets what it lacks.
 
@@ -47,22 +63,25 @@ def compiled_graphs(
 
     Args:
         first: of graphs the parameters of the first run, by number.
+        places: of graphs the inputs that these parameters are.
         held: answers of such numbers which rows the layers have that held the parameters; -1 for none.
-        modules: rows of modules that may be gone, by the ids that they had.
+        modules: of each graph the rows of the modules that it is of, by the ids that these had.
     """
-    layers, places = _Layers(names, modules), _Lines(lines)
-    graphs = [
-        {name: FusedNode.of(node, layer, places.line(node)) for name, node, layer in layers.of(note.nodes.items())}
-        for note in notes
-    ]
-    found = {}
+    layers, from_lines = _Layers(names), _Lines(lines)
+    at_first = [_known(held, first.get(graph, ()), graph, runs) for graph in range(len(notes))]
+    graphs = []
+    for graph, note in enumerate(notes):
+        holders = {note.inputs[place]: row for place, row in zip(places.get(graph, ()), at_first[graph], strict=False)}
+        found = layers.of(note.nodes.items(), modules[graph], holders)
+        graphs.append({name: FusedNode.of(node, layer, from_lines.line(node)) for name, node, layer in found})
+    made = {}
     for number, ran in enumerate(runs):
         note, nodes = notes[ran.graph], graphs[ran.graph]
         flops = flops_of(ran, notes)
         if flops is None or ran.sizes != note.sizes:
             told = flops or {}  # of branches and loops nothing is, with whatever sizes
             nodes = {name: replace(node, flops=told.get(name, min(node.flops, 0))) for name, node in nodes.items()}
-        found[number] = CompiledGraph(
+        made[number] = CompiledGraph(
             note.kernels,
             nodes,
             note.inputs,
@@ -71,9 +90,17 @@ def compiled_graphs(
             is_pass=note.is_pass,
             zeros=ran.zeros,
             compiled=ran.graph,
-            moved=_moved(held(tuple(first.get(ran.graph, ()))), held(ran.parameters)),
+            moved=_moved(at_first[ran.graph], held(ran.parameters)),
         )
-    return found
+    return made
+
+
+def _known(
+    held: Callable[[tuple[int, ...]], tuple[int, ...]], first: Sequence[int], graph: int, runs: Sequence[GraphRun]
+) -> tuple[int, ...]:
+    """The layers that a graph was compiled with; of a model that is gone, those that it ran with first."""
+    ran = (held(run.parameters) for run in runs if run.graph == graph)
+    return next((rows for rows in (held(tuple(first)), *ran) if max(rows, default=-1) >= 0), ())
 
 
 def _moved(first: Sequence[int], now: Sequence[int]) -> tuple[tuple[int, int], ...]:
@@ -109,37 +136,47 @@ class _Lines:
 class _Layers:
     """The layers of nodes. What stands at a path now may be another module than that which was compiled."""
 
-    def __init__(self, names: ModuleNames, modules: Mapping[int, int]) -> None:
-        self._names, self._modules = names, modules
+    def __init__(self, names: ModuleNames) -> None:
+        self._names = names
         self._row_of = {info.path: row for row, info in enumerate(names.infos)}
 
-    def of(self, nodes: Iterable[tuple[str, NodeNote]]) -> list[tuple[str, NodeNote, int]]:
-        """The nodes of one graph with the row of each; -1 for none."""
+    def of(
+        self, nodes: Iterable[tuple[str, NodeNote]], rows: Mapping[int, int], holders: Mapping[str, int]
+    ) -> list[tuple[str, NodeNote, int]]:
+        """The nodes of one graph with the row of each; -1 for none.
+
+        Args:
+            rows: of the modules that it is of, by the ids that these had.
+            holders: rows of the layers that hold the parameters that it is run with, by the inputs' names.
+        """
         nodes = list(nodes)
         called = {each.module: each for _, node in nodes for each in node.modules}
         # Torch's names begin with where the compiled code has the model from: ``L['self'].blocks.0``.
-        known = dict(self._prefix(each) for each in called.values() if self._row(each) >= 0)
-        return [(name, node, self._layer(node, known)) for name, node in nodes]
+        known = dict(self._prefix(each, row) for each in called.values() if (row := self._row(each, rows)) >= 0)
+        if not known:  # of a model that is gone: another one's parameters are at the places of its
+            used = ((node.modules[-1], name) for _, node in nodes if node.modules for name in node.inputs)
+            held = ((each, holders[name]) for each, name in used if holders.get(name, -1) >= 0)
+            known = dict(self._prefix(each, row) for each, row in held if self._is_of_class(row, each))
+        return [(name, node, self._layer(node, rows, known)) for name, node in nodes]
 
-    def _row(self, called: CalledFrom) -> int:
-        for rows in (self._names.index, self._modules):
-            row = rows.get(called.module, -1)
-            # Else another one has its id by now.
-            if row >= 0 and self._names.infos[row].class_name == called.class_name:
-                return row
-        return -1
+    def _is_of_class(self, row: int, called: CalledFrom) -> bool:
+        return self._names.infos[row].class_name == called.class_name
 
-    def _prefix(self, called: CalledFrom) -> tuple[str, str]:
+    def _row(self, called: CalledFrom, rows: Mapping[int, int]) -> int:
+        row = rows.get(called.module, -1)
+        return row if row >= 0 and self._is_of_class(row, called) else -1
+
+    def _prefix(self, called: CalledFrom, row: int) -> tuple[str, str]:
         """What torch calls the module around one that is known, and its path."""
-        torchs, ours = called.path.split("."), self._names.infos[self._row(called)].path.split(".")
+        torchs, ours = called.path.split("."), self._names.infos[row].path.split(".")
         while torchs and ours and torchs[-1] == ours[-1]:
             torchs.pop()
             ours.pop()
         return ".".join(torchs), ".".join(ours)
 
-    def _layer(self, node: NodeNote, known: dict[str, str]) -> int:
+    def _layer(self, node: NodeNote, rows: Mapping[int, int], known: dict[str, str]) -> int:
         for called in reversed(node.modules):
-            row = self._row(called)
+            row = self._row(called, rows)
             row = row if row >= 0 else self._at_its_place(called, known)
             if row >= 0:
                 return row
@@ -147,8 +184,8 @@ class _Layers:
 
     def _at_its_place(self, called: CalledFrom, known: dict[str, str]) -> int:
         for prefix in sorted(known, key=len, reverse=True):
-            if called.path.startswith(prefix + "."):
+            if called.path == prefix or called.path.startswith(prefix + "."):
                 row = self._row_of.get(join(known[prefix], called.path[len(prefix) + 1 :]), -1)
-                if row >= 0 and self._names.infos[row].class_name == called.class_name:
+                if row >= 0 and self._is_of_class(row, called):
                     return row
         return -1

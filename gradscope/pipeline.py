@@ -280,7 +280,7 @@ def _timed_with_survey(
 def _timed_result(
     trace: TimedTrace, notes: Notes | None, survey: SurveyStep | None, watch: compat.GraphWatch
 ) -> Attribution:
-    assigned = assign(trace.skeleton, trace.settling, notes, trace.passes, trace.timed.interrupted)
+    assigned = assign(trace.skeleton, trace.settling, notes, trace.passes, trace.timed.left_out)
     lines = survey.lines if survey is not None else []  # the steps of the memory pass may have added some
     compiled = graphs_of(watch, trace.names, lines)
     return build_result(

@@ -60,7 +60,7 @@ class TimedTrace:
     @property
     def measured(self) -> int:
         """Return steps that count."""
-        return self.timed.completed - self.settling - len(self.timed.interrupted)
+        return self.timed.completed - self.settling - len(self.timed.left_out)
 
 
 def read_timed(capture: Capture, known: Mapping[str, nn.Module], progress: Progress) -> TimedTrace:

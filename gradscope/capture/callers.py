@@ -15,6 +15,7 @@ from torch import nn
 
 from gradscope.compat import wrapper_codes
 from gradscope.tables import OF_TORCHS_LAYER
+from gradscope.trampoline import is_made_here
 
 TORCH = f"{Path(torch.__file__).parent}/"
 OURS = f"{Path(__file__).parents[1]}/"
@@ -41,9 +42,10 @@ def is_users(filename: str) -> bool:
 
 
 def stack(frame: FrameType | None) -> Iterator[FrameType]:
-    """From the innermost one on."""
+    """From the innermost one on, but for those that tell of a call alone."""
     while frame is not None:
-        yield frame
+        if not is_made_here(frame.f_code):
+            yield frame
         frame = frame.f_back
 
 
@@ -103,7 +105,7 @@ class Callers:
     def _add(self, code: CodeType) -> int | None:
         with self._lock:
             first = None
-            if not _passes_on(code.co_filename):
+            if not (_passes_on(code.co_filename) or is_made_here(code)):
                 first = self._equal.setdefault(_key(code), len(self._equal) << _OFFSET_BITS)
                 if code.co_filename.startswith(_TORCHS_LAYERS):
                     first |= OF_TORCHS_LAYER

@@ -27,6 +27,10 @@ def breaks_in_models(log: CompileLog) -> bool:
     )
 
 
+def _named(function: str, file: str, line: int) -> str:
+    return f"{function} ({_short(file)}:{line})"
+
+
 def _short(file: str) -> str:
     """The path of a library's file, from its package on."""
     for folder in ("site-packages", "dist-packages"):
@@ -42,7 +46,7 @@ def compile_facts(log: CompileLog, watch: GraphWatch) -> dict[str, Any]:
     ``again``: functions that were compiled again, and in which step; ``limit``: versions of one from which on it runs
     as it is;
     ``breaks``: lines of the user's at which graphs are broken, with the line of a library's that does it there, the
-    numbers of the frames that begin behind them, and whether nothing of their function is compiled;
+    numbers of the frames that begin behind them, and the function that is not compiled for it;
     ``graphs``: how many were noted; ``checkpointed``: whether the program checkpoints in one; ``budget``: of memory,
     the least;
     ``recomputed_bytes``: what those that ran compute again in backward instead of saving it.
@@ -77,7 +81,7 @@ def compile_facts(log: CompileLog, watch: GraphWatch) -> dict[str, Any]:
                     "place": f"{local_path(file)}:{line}",
                     "inside": "" if inner == file else f"{_short(inner)}:{inner_line}",
                     "reason": each.reason,
-                    "skipped": each.skipped,
+                    "skipped": "" if each.skipped is None else _named(*each.skipped),
                     "frames": sorted(frames),
                 }
             )

@@ -10,7 +10,6 @@ differ still, ``z + (x if odd else y)``: :mod:`gradscope.attribute.passes` sees 
 from __future__ import annotations
 
 import time
-import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -27,6 +26,7 @@ from gradscope.capture.registry import Seen
 from gradscope.capture.survey import parameter_marker
 from gradscope.compat import TraceMarker
 from gradscope.tables import GraphNode, PassGraph, PassNote
+from gradscope.tensor_refs import TensorRef, tensor_ref
 
 _NOT_NOTED = -1  # in the place of a graph
 _MOST_NODES = 1_000_000  # of all graphs together: some 300 bytes each
@@ -65,7 +65,7 @@ class PassRecorder:
         self._seen: Seen[torch.Tensor] = Seen()
         self._parameters: dict[tuple[int, tuple[int, ...]], int] = {}  # of what was seen with these owners the index
         self._handles: list[Any] = []
-        self._marked: dict[int, weakref.ref[torch.Tensor]] = {}  # parameters that mark themselves, by id
+        self._marked: dict[int, TensorRef] = {}  # parameters that mark themselves, by id
 
     def begin_step(self) -> None:
         """What is called from now on is of the next step."""
@@ -149,7 +149,7 @@ class PassRecorder:
                 if held is not None and held.requires_grad and held.is_leaf and not self._is_marked(held):
                     mark = parameter_marker(self._parameter(held, reached=False))
                     self._handles.append(held.register_post_accumulate_grad_hook(mark))
-                    self._marked[id(held)] = weakref.ref(held)
+                    self._marked[id(held)] = tensor_ref(held)
 
     def _is_marked(self, held: torch.Tensor) -> bool:
         reference = self._marked.get(id(held))

@@ -20,10 +20,10 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from gradscope.capture import byhand
 from gradscope.capture.callers import Callers
 from gradscope.compat import COMPILED_FROM, compiled_from
 from gradscope.process import objects_of
+from gradscope.tensor_refs import tensor_ref
 from gradscope.tree import children_of, join, modules_of, named_modules_of, parameters_of
 
 
@@ -59,7 +59,7 @@ def own_parameters(module: nn.Module) -> int:
 
 def source_of(module: nn.Module) -> str | None:
     """``file:line`` of the class's forward, for classes that are not torch's own."""
-    code = getattr(byhand.unwrapped(getattr(type(module), "forward", None)), "__code__", None)
+    code = getattr(getattr(type(module), "forward", None), "__code__", None)
     if code is None or type(module).__module__.partition(".")[0] == "torch":
         return None
     return f"{local_path(code.co_filename)}:{code.co_firstlineno}"
@@ -397,7 +397,7 @@ class Seen(Generic[T]):
     """
 
     def __init__(self, items: Iterable[T] = ()) -> None:
-        self._references: list[weakref.ref[T]] = []
+        self._references: list[Callable[[], T | None]] = []
         self._numbers: dict[int, int] = {}  # by id; of the latest object there
         self._lock = threading.Lock()
         self._held: list[T] = []
@@ -413,7 +413,7 @@ class Seen(Generic[T]):
             number = self._numbers.get(id(item))  # another thread may have been faster
             if number is None or self._references[number]() is not item:
                 number = len(self._references)
-                self._references.append(weakref.ref(item))
+                self._references.append(_reference(item))
                 self._numbers[id(item)] = number
             return number
 
@@ -445,3 +445,7 @@ class Seen(Generic[T]):
         self._references.clear()
         self._numbers.clear()
         self._held.clear()
+
+
+def _reference(item: Any) -> Callable[[], Any]:
+    return tensor_ref(item) if isinstance(item, torch.Tensor) else weakref.ref(item)

@@ -395,6 +395,7 @@ class Session:
 
     def _compiling(self, begins: bool) -> None:
         self.run.has_compiled |= begins
+        self.run.compilations += begins
         with self.run.guard.over(FOLLOWING):
             self.run.aside.compiling(begins)
             self.run.compile_log.collect()

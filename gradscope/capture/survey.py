@@ -19,7 +19,6 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gradscope import markers
-from gradscope.capture import byhand
 from gradscope.capture.aside import Aside
 from gradscope.capture.callers import GENERATED, OURS, REPLACEMENTS, TORCH, is_standard
 from gradscope.capture.graphs import starts_of, walked
@@ -33,8 +32,6 @@ from gradscope.tables import GraphNode, LineInfo
 
 _RECORD = "torch._ops.profiler"  # record_function's two halves
 _OWN = tuple(f"{OURS}{name}" for name in ("capture", "workload", "pipeline.py", "cli"))
-# Between the user's own frames: wrappers, and what a patch calls. The user's line is the one that calls them.
-_BETWEEN = (byhand.__file__, *REPLACEMENTS)
 # What is read like an attribute, and computed: views with a node each. None: a function that is called.
 _COMPUTED = (None, "T", "H", "mT", "mH", "real", "imag")
 
@@ -176,13 +173,13 @@ _AROUND_GRAPHS = {
 
 
 def _place_of(filename: str) -> _CodeOf:
-    if filename.startswith(_OWN) and not filename.startswith(_BETWEEN):
+    if filename.startswith(_OWN) and not filename.startswith(REPLACEMENTS):
         return _CodeOf.OURS
     for start, place in _AROUND_GRAPHS.items():
         if filename.startswith(start):
             return place
     # What logging prints is the line's that logs.
-    return _CodeOf.LIBRARY if filename.startswith((TORCH, *_BETWEEN)) or is_standard(filename) else _CodeOf.USER
+    return _CodeOf.LIBRARY if filename.startswith((TORCH, *REPLACEMENTS)) or is_standard(filename) else _CodeOf.USER
 
 
 def user_line(frames: Sequence[tuple[str, int, str]]) -> LineInfo | None:

@@ -36,6 +36,7 @@ class StepCost:
     wall_ns: int
     processor_ns: int  # of all threads of the process
     waited_ns: int = 0  # that the training thread was ready to run and had no core
+    compiled: bool = False  # torch.compile compiled something in it
 
 
 def without_core_ns() -> int | None:
@@ -47,10 +48,22 @@ def without_core_ns() -> int | None:
         return None
 
 
+def compiling(steps: Sequence[StepCost]) -> list[int]:
+    """Indices of the steps in which torch.compile compiled, as in an epoch's first evaluation.
+
+    None where it compiles in so many that fewer than two others are left: then that is what the program's steps are.
+    """
+    found = [number for number, step in enumerate(steps) if step.compiled]
+    return found if len(steps) - len(found) >= 2 else []
+
+
 def interrupted(steps: Sequence[StepCost]) -> list[int]:
     """Indices of the steps that were interrupted; none of fewer than three.
 
     They are judged against the median of those that had a core all the time, of all where hardly any had.
+
+    Args:
+        steps: without those that compiled.
     """
     if len(steps) < 3:
         return []

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from gradscope.capture.byhand import unwrapped
 from gradscope.capture.modules import no_compile_warning
 from gradscope.compat import DYNAMO, compiled_frames, is_compiled, is_compiled_module, once_imported
 
@@ -46,5 +45,5 @@ def never_compiled() -> Iterator[None]:
 
 
 def _globals_of(module: nn.Module) -> list[Any]:
-    function = unwrapped(inspect.getattr_static(type(module), "forward", None))
+    function = inspect.getattr_static(type(module), "forward", None)
     return list(getattr(function, "__globals__", {}).values())

@@ -7,6 +7,7 @@ from typing import Any
 
 from gradscope import units
 from gradscope.compare.changes import Mismatch
+from gradscope.report.header import interrupters
 from gradscope.tables import LayerRow, RunData
 
 # Keys of ``environment`` that matter to time or memory, and what they are called.
@@ -50,7 +51,7 @@ def _partial(run: RunData, name: str) -> Iterator[Mismatch]:
         count = f"{steps} measured {'step' if steps == 1 else 'steps'}"
         why = f"it ended early, after {count}"
         if run.workload.steps_left_out:
-            why = f"{count}; other work on the machine interrupted the rest"
+            why = f"{count}; {interrupters(run.workload)} interrupted the rest"
         text = f"the run {name} is partial: {why}"
         yield Mismatch("partial", text)
 

@@ -23,7 +23,6 @@ import torch
 from torch import nn
 
 from gradscope import recipes
-from gradscope.capture.byhand import unwrapped
 from gradscope.patching.edit.call_sites import CallSites
 from gradscope.patching.edit.guards import settings_read
 from gradscope.patching.edit.imports import import_of, unread_imports
@@ -282,13 +281,13 @@ def _on_the_way(match: Match, root: nn.Module) -> Iterable[nn.Module]:
 
 
 def _runs(module: nn.Module) -> Any:
-    """Return the module's forward; not what a profile puts around the forward of classes whose calls no hook tells of.
+    """Return the module's forward.
 
-    A dropout that the new code only reads is never called, and so is of such a class. It is asked as an attribute, of
-    which torch.compile guards that it stays; that a name is missing in ``__dict__`` it does not.
+    It is asked as an attribute, of which torch.compile guards that it stays; that a name is missing in ``__dict__`` it
+    does not.
     """
     held: Any = module.forward
-    return unwrapped(held.__func__) if getattr(held, "__self__", None) is module else held
+    return held.__func__ if getattr(held, "__self__", None) is module else held
 
 
 def _settings(module: nn.Module, read: set[str]) -> tuple[tuple[str, Any], ...]:

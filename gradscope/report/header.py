@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from gradscope import units
 from gradscope.report.limited import backward_of, header_text
 from gradscope.report.memorywords import leaked_bytes, peak_place
-from gradscope.tables import MemoryInfo, RunData, is_starved, is_unreliable
+from gradscope.tables import MemoryInfo, RunData, WorkloadInfo, is_starved, is_unreliable
 
 # Standard deviation of the step's time over its mean, from which on the header warns.
 DISTURBED = 0.9  # an overhead below this says nothing; above it, it is within the spread of steps
@@ -17,12 +17,32 @@ MEAN_OF_OUTPUTS = "mean of outputs"  # a workload's loss where the target gives 
 NOT_ITS_LOSS = "mean of the floating outputs: the target gives none, so this is not its real loss"
 
 
+def interrupters(work: WorkloadInfo) -> str:
+    """What kept steps from counting: "other work", "torch.compile", or both."""
+    compiling = work.steps_compiling
+    return "other work" if not compiling else f"{'other work and ' * (work.steps_left_out > compiling)}torch.compile"
+
+
+def interrupted_by(work: WorkloadInfo) -> str:
+    """Why steps do not count: "interrupted by the system", "1 interrupted by torch.compile, 2 by the system"."""
+    compiling = work.steps_compiling
+    if not compiling:
+        return "interrupted by the system"
+    others = work.steps_left_out - compiling
+    return (
+        f"{compiling} interrupted by torch.compile, {others} by the system"
+        if others
+        else "interrupted by torch.compile"
+    )
+
+
 def partial_text(run: RunData) -> str:
     """A sentence where the run was cut short, else nothing."""
     if not run.partial:
         return ""
-    steps, left_out = run.workload.steps, run.workload.steps_left_out
-    why = "other work interrupted the other steps" if left_out else "the run ended early"
+    work = run.workload
+    steps, left_out = work.steps, work.steps_left_out
+    why = f"{interrupters(work)} interrupted the other steps" if left_out else "the run ended early"
     return f"PARTIAL: {why}; what follows is from {steps} measured {'step' if steps == 1 else 'steps'}."
 
 
@@ -108,7 +128,7 @@ def measured_text(run: RunData, *, full: bool) -> str:
     steps = f"{taken} {'step' if taken == '1' else 'steps'}{warmup}"
     parts = [steps]
     if left_out:
-        parts.append(f"{left_out} left out, interrupted by the system")
+        parts.append(f"{left_out} left out, {interrupted_by(work)}")
     spread = step.spread.get("wall")
     if spread and step.wall_ns and work.steps > 1:
         deviation = spread.std_ns / step.wall_ns

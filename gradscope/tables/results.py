@@ -35,7 +35,7 @@ class TakenStep:
     """One step that was measured, whether or not it counts."""
 
     ns: int
-    left_out: bool  # the system interrupted it
+    left_out: bool  # the system interrupted it, or torch.compile compiled in it
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,7 +269,8 @@ class WorkloadInfo:
     parameters: int = 0  # elements, each shared parameter once
     events: int = 0  # profiler events read
     batch: str | None = None  # tensors that the first call of a model in a step was given: "4x256 int64"
-    steps_left_out: int = 0  # measured, and left out because the system interrupted them
+    steps_left_out: int = 0  # measured, and left out: the system interrupted them, or torch.compile compiled in them
+    steps_compiling: int = 0  # those of them in which it compiled
     optimizer_steps: Mapping[str, int] | None = None  # of a step with several optimizers: {"critic": 3, "generator": 1}
 
 

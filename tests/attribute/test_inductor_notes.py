@@ -169,7 +169,14 @@ def sized_note(flops_at: Callable[[Sequence[int]], Mapping[str, int] | None] | N
 )
 def test_flops_of_a_run_are_those_of_its_sizes(sizes: tuple[int, ...], flops_at: Any, flops: int, sized: bool) -> None:
     (found,) = compiled_graphs(
-        [sized_note(flops_at)], [GraphRun(0, (), sizes)], {}, ModuleNames((), {}, (), ()), [], lambda numbers: (), {}
+        [sized_note(flops_at)],
+        [GraphRun(0, (), sizes)],
+        {},
+        {},
+        ModuleNames((), {}, (), ()),
+        [],
+        lambda _: (),
+        [{}],
     ).values()
     assert (found.nodes["p"].flops, found.sized) == (flops, sized)
 
@@ -179,7 +186,7 @@ def test_operations_of_a_branch_are_unknown_with_other_sizes_too() -> None:
     branch = replace(note.nodes["p"], flops=-1)
     note = replace(note, nodes={**note.nodes, "true_graph_0.p": branch})
     names = ModuleNames((), {}, (), ())
-    (found,) = compiled_graphs([note], [GraphRun(0, (), (5,))], {}, names, [], lambda _: (), {}).values()
+    (found,) = compiled_graphs([note], [GraphRun(0, (), (5,))], {}, {}, names, [], lambda _: (), [{}]).values()
     assert {name: node.flops for name, node in found.nodes.items()} == {"p": 70, "true_graph_0.p": -1}
 
 

@@ -12,7 +12,7 @@ from torch import nn
 
 import gradscope
 from gradscope.capture.phases import timed
-from gradscope.capture.system import StepCost, interrupted
+from gradscope.capture.system import StepCost, compiling, interrupted
 from gradscope.tables import Spread, StepTimes, is_unreliable
 
 MS = 1_000_000
@@ -139,3 +139,33 @@ def test_a_system_that_does_not_tell(text: str | None, monkeypatch: pytest.Monke
     model = nn.Linear(4, 1)
     run = gradscope.profile(model, torch.ones(4, 4), warmup=1).data
     assert run.step.waited_ns is None
+
+
+def test_steps_in_which_something_is_compiled_do_not_count_where_others_do() -> None:
+    made, plain = StepCost(30 * MS, 30 * MS, compiled=True), StepCost(10 * MS, 10 * MS)
+    assert compiling([plain, made, plain]) == [1]
+    assert compiling([plain, made]) == [] == compiling([made] * 5)  # that is what its steps are
+
+
+@pytest.mark.unsteady
+def test_a_step_that_compiles_is_left_out_and_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    from gradscope.capture.phases.base import Run
+    from gradscope.report.header import head_rows
+
+    monkeypatch.setattr(timed, "interrupted", lambda costs: [0] if len(costs) > 2 else [])
+    model, x = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 1)), torch.ones(4, 8)
+    runs: list[Run] = []
+    begin = timed.Timed.begin_step
+
+    def begin_step(self: timed.Timed) -> None:
+        begin(self)
+        runs.append(self.run)
+        if len(runs) == 3:  # the second of those that are measured
+            self.run.compilations += 1
+
+    monkeypatch.setattr(timed.Timed, "begin_step", begin_step)
+    run = gradscope.profile(model, x, steps=4, warmup=1).data
+    work = run.workload
+    assert (work.steps, work.steps_left_out, work.steps_compiling) == (4, 2, 1)
+    measured = dict(head_rows(run, full=True))["measured"]
+    assert "4 of 6 steps" in measured and "2 left out, 1 interrupted by torch.compile, 1 by the system" in measured

@@ -319,6 +319,9 @@ def test_the_head_says_how_it_was_measured() -> None:
     assert partial_text(partial).startswith("PARTIAL: the run ended early; ")
     interrupted = dataclasses.replace(partial, workload=dataclasses.replace(partial.workload, steps_left_out=3))
     assert partial_text(interrupted).startswith("PARTIAL: other work interrupted the other steps; ")
+    for count, who in ((3, "torch.compile"), (1, "other work and torch.compile")):
+        compiling = dataclasses.replace(interrupted.workload, steps_compiling=count)
+        assert partial_text(dataclasses.replace(interrupted, workload=compiling)).startswith(f"PARTIAL: {who} interr")
 
 
 def test_in_short_the_head_takes_a_row_for_the_run() -> None:

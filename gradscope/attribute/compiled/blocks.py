@@ -60,7 +60,7 @@ class Moved:
 def _around(one: str, other: str) -> tuple[int, str, str]:
     """The outermost blocks around two layers that have one place in them, behind the length of the first's path."""
     first, second = one.split("."), other.split(".")
-    while len(first) > 1 and len(second) > 1 and first[-1] == second[-1]:
+    while first and second and first[-1] == second[-1]:
         del first[-1], second[-1]
     return len(first), ".".join(first), ".".join(second)
 

@@ -83,6 +83,7 @@ class Run:
     follows_dynamo: bool = True  # unless this torch does not tell where compiled code begins
     has_compiled: bool = False  # Dynamo, anything: its own count of frames leaves out those with fullgraph=True
     compile_log: CompileLog = field(default_factory=CompileLog)
+    compilations: int = 0  # of torch.compile that have begun
     profiler: Any = None  # gradscope's own, while it runs
     reader: EventReader | None = (
         None  # reads each pass before the next needs the memory; without it all is read at the end

@@ -36,6 +36,11 @@ _WITHOUT_GRAPHS = (
     "backend, or ahead of time. Its graphs are a row each, and source lines and FLOPs were not measured"
 )
 
+_NO_SHAPES = (
+    "input shapes are not measured: the program has torch swap tensors (set_swap_module_params_on_conversion), and "
+    "torch refuses to swap what its profiler has noted the shape of"
+)
+
 
 class Survey(Phase):
     """See :mod:`gradscope.capture.survey` for what it notes and how."""
@@ -50,7 +55,7 @@ class Survey(Phase):
         self._profiler: Any = None
         self._compiled = False
         self._has_flops = False
-        self._plan = SurveyPlan()
+        self._plan, self._shapes, self._swaps = SurveyPlan(), True, False
         self._batches: dict[bool, dict[int, str]] = {True: {}, False: {}}  # by whether gradients were on
 
     def fits(self) -> bool:
@@ -70,6 +75,9 @@ class Survey(Phase):
     def enter(self, exits: ExitStack) -> None:
         run = self.run
         self._plan = run.budget.survey()
+        # Torch refuses to swap a tensor that its profiler has noted the shape of.
+        self._swaps = torch.__future__.get_swap_module_params_on_conversion()
+        self._shapes = self._plan.shapes and not self._swaps
         self._compiled, traced = run.uses_compile(), run.may_trace()
         with_lines = run.capture.options.lines and traced
         self._recorder.on_root_call = run.guard.hook(self.name, self._note_batch)
@@ -77,7 +85,7 @@ class Survey(Phase):
         exits.enter_context(self._recorder.recording())
         around = _around(self._graph, self._tracer if with_lines else None)
         exits.enter_context(run.marking_backward(around))
-        self._profiler = new_profiler(shapes=self._plan.shapes)
+        self._profiler = new_profiler(shapes=self._shapes)
         exits.enter_context(run.profiling(self._profiler))
         exits.enter_context(run.beside_graphs())
         if self._plan.flops and traced:
@@ -121,6 +129,8 @@ class Survey(Phase):
         if self.done < self.steps or self.run.guard.failed.keys() & {self.name, MODULE_CALLS}:
             return
         self.run.leave_out(self._plan.left_out)
+        if self._swaps:
+            self.run.capture.notes.append(_NO_SHAPES)
         survey = self.run.capture.survey = SurveyStep(
             profiler=self._profiler,
             recorder=self._recorder,
@@ -130,7 +140,7 @@ class Survey(Phase):
             parameters=self._graph.parameters,
             owners=self._graph.owners,
             has_flops=self._has_flops,
-            has_shapes=self._plan.shapes,
+            has_shapes=self._shapes,
         )
         if self.run.reader is not None:
             survey.table = self.run.reader.surveyed(self._profiler, shapes=survey.has_shapes, flops=survey.has_flops)

@@ -18,7 +18,7 @@ from gradscope.capture.passes import PassRecorder
 from gradscope.capture.phases.base import Phase, Run
 from gradscope.capture.reducers import reducers_of
 from gradscope.capture.result import TimedSteps
-from gradscope.capture.system import StepCost, interrupted, without_core_ns
+from gradscope.capture.system import StepCost, compiling, interrupted, without_core_ns
 from gradscope.compat import TraceMarker, new_profiler
 from gradscope.devices import synchronize
 from gradscope.tables import TakenStep
@@ -41,7 +41,8 @@ class Timed(Phase):
         recorder = CallRecorder(run.guard, run.capture.registry, run.hooks_aside)
         self._hooks = TensorHooks(run.guard)
         self._timed = TimedSteps(None, recorder, PassRecorder(recorder, self._hooks))
-        self._planned = self._wanted = steps  # the second grows where steps were interrupted
+        self._planned = self._wanted = steps  # the second grows where steps were interrupted, or compiled
+        self._compilations = 0  # of the program, when the step began
         self._costs: list[StepCost] = []  # of the steps after the settling ones
         self._find_owners = False  # no model is known by name
         self._began: tuple[int, int] | None = None  # the step that runs: clock, and processor time
@@ -98,6 +99,7 @@ class Timed(Phase):
 
     def begin_step(self) -> None:
         self._began = None if self._timed.profiler is None else _now()
+        self._compilations = self.run.compilations
         if self._began is not None:
             self._timed.recorder.begin_step()
 
@@ -125,7 +127,14 @@ class Timed(Phase):
         self._timed.completed += 1
         self._timed.recorder.end_step()
         if self._began is not None and self._timed.completed > SETTLING_STEPS:
-            self._costs.append(StepCost(now[0] - self._began[0], now[1] - self._began[1], waited))
+            self._costs.append(
+                StepCost(
+                    now[0] - self._began[0],
+                    now[1] - self._began[1],
+                    waited,
+                    self._compilations != self.run.compilations,
+                )
+            )
         self._measure_again()
         if self._timed.completed == SETTLING_STEPS:
             with self.run.guard.over(BY_HAND):
@@ -144,13 +153,19 @@ class Timed(Phase):
             timed.recorder.look_for_calls_by_hand(timed.passes.leaves, run.surroundings.models())
 
     def _measure_again(self) -> None:
-        """Take more steps in the place of those that were interrupted, once all are taken; as many again at most."""
+        """Take more steps in the place of those that do not count, once all are taken; as many again at most."""
         if self._timed.completed == self._wanted:
             planned = self._planned - SETTLING_STEPS
-            missing = planned - (len(self._costs) - len(interrupted(self._costs)))
+            missing = planned - (len(self._costs) - len(self._left_out()))
             more = max(0, min(missing, self._planned + planned - self._wanted))
             self._wanted += more
             self.steps += more
+
+    def _left_out(self) -> set[int]:
+        """Indices of steps that do not count: something was compiled in them, or the system interrupted them."""
+        found = set(compiling(self._costs))
+        others = [number for number in range(len(self._costs)) if number not in found]
+        return found | {others[index] for index in interrupted([self._costs[number] for number in others])}
 
     def pause(self) -> bool:
         """Read the steps so far: the profiler would hold the rows of whatever runs now."""
@@ -175,8 +190,9 @@ class Timed(Phase):
 
     def keep(self) -> None:
         self._timed.last_steps = self._in_stretch
-        left_out = set(interrupted(self._costs))
-        self._timed.interrupted = frozenset(SETTLING_STEPS + number for number in left_out)
+        left_out = self._left_out()
+        self._timed.left_out = frozenset(SETTLING_STEPS + number for number in left_out)
+        self._timed.compiling = len(compiling(self._costs))
         self._timed.taken = [TakenStep(cost.wall_ns, number in left_out) for number, cost in enumerate(self._costs)]
         kept = [cost.waited_ns for number, cost in enumerate(self._costs) if number not in left_out]
         if kept and self._waited is not None:

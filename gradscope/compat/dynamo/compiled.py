@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from types import CodeType
+from types import CodeType, FunctionType
 from typing import Any
 
 from torch import nn
@@ -35,12 +35,10 @@ def compiled_from(module: nn.Module) -> nn.Module:
 
 def is_compiled(value: Any) -> bool:
     """Check that it is what torch.compile made of a function."""
-    try:
-        # Not getattr: a global of the user's may compute something, or raise, when it is asked for an attribute.
-        held = object.__getattribute__(value, "__dict__")
-        return "_torchdynamo_orig_callable" in held and "_torchdynamo_disable" not in held  # which has it too
-    except (AttributeError, TypeError):
+    # A function, by its type: a global of the user's may compute something, or raise, when it is asked for anything.
+    if type(value) is not FunctionType:
         return False
+    return "_torchdynamo_orig_callable" in vars(value) and "_torchdynamo_disable" not in vars(value)  # which has it too
 
 
 def wrapper_codes() -> list[CodeType]:

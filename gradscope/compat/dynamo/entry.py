@@ -20,6 +20,7 @@ from gradscope.compat.dynamo.versions import compiler_stance, is_forced_eager, i
 from gradscope.compat.engine import items_of_now
 from gradscope.compat.imports import once_imported
 from gradscope.compat.private import surrounded
+from gradscope.trampoline import can_be_told_of, is_told_of, surround
 
 
 @contextmanager
@@ -203,8 +204,9 @@ def _around_ahead(module: Any, ahead: Callable[[], AbstractContextManager[None]]
 def _around_captures(module: str, captures: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
     with ExitStack() as stack:
         for name in ("get_traced_fn", "fullgraph_capture"):
-            if hasattr(sys.modules[module], name):  # else it is of another torch
-                stack.enter_context(surrounded(sys.modules[module], name, captures))
+            function = getattr(sys.modules[module], name, None)  # None: of another torch
+            if can_be_told_of(function) and not is_told_of(function):
+                stack.callback(surround(function, captures))
         yield
 
 

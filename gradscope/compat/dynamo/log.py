@@ -35,7 +35,8 @@ class GraphBreak(NamedTuple):
 
     frames: tuple[tuple[str, int], ...]  # file and line, innermost last
     reason: str
-    skipped: bool = False  # nothing of the function is compiled, but what it calls: so it is in a loop
+    # The function, its file and line, of which nothing is compiled for it, but what it calls: so it breaks in a loop.
+    skipped: tuple[str, str, int] | None = None
 
 
 class CompileLog:
@@ -106,7 +107,7 @@ class CompileLog:
             GraphBreak(
                 ((each.fail_user_frame_filename, each.fail_user_frame_lineno or 0),),
                 _reason(each.fail_reason),
-                skipped=True,
+                skipped=(users_name(each.co_name or ""), each.co_filename, each.co_firstlineno or 0),
             )
             for each, _ in self._metrics()
             if each.fail_type and each.fail_user_frame_filename

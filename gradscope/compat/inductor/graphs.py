@@ -14,7 +14,9 @@ import torch
 from gradscope import markers
 from gradscope.compat.private import dispatch_depth
 from gradscope.compat.profilers import without_rows
+from gradscope.process import objects_of
 from gradscope.tables import TANGENTS, GraphNote, GraphRun
+from gradscope.tensor_refs import TensorRef, tensor_ref
 
 _LOOKS = 4  # at gradients that were zero; more would cost each step
 
@@ -29,10 +31,13 @@ class GraphWatch:
         self.graphs: list[GraphNote] = []
         self.runs: list[GraphRun] = []  # each once
         self.first: dict[int, tuple[int, ...]] = {}  # of each graph the parameters of its first run, by number
-        self.parameters: list[weakref.ref[torch.Tensor]] = []  # that graphs were run with, by number
+        self.parameters: list[TensorRef] = []  # that graphs were run with, by number
         # Of what was together when a graph was run with it first, what ``owners_of`` has answered of each then.
         self.owners: dict[tuple[int, ...], tuple[tuple[int, ...], ...]] = {}
-        self.labels: dict[int, int] = {}  # of a module that a graph is of, by its id, what ``label_of`` has answered
+        self.places: dict[int, tuple[int, ...]] = {}  # of each graph the inputs that are parameters
+        # Of each graph the modules that it is of, by the ids that they had then, and what ``label_of`` has answered.
+        self.modules: dict[int, dict[int, weakref.ref[torch.nn.Module]]] = {}
+        self.labels: dict[int, dict[int, int]] = {}
         self.owners_of: Callable[[torch.Tensor], tuple[int, ...]] = lambda _: ()  # labels of modules that hold it now
         self.label_of: Callable[[int], int | None] = lambda _: None  # of the living module with that id
         self.has_run = False  # a graph has, also one that was compiled before
@@ -42,13 +47,30 @@ class GraphWatch:
         self.reads: Callable[[int, Sequence[Any]], None] | None = None  # told of each run what it is run with
         self._known: dict[GraphRun, int] = {}
         self._numbers: dict[int, int] = {}  # of a parameter that lives, by its id
-        self._labelled: set[int] = set()  # graphs
+        self._living: dict[int, weakref.ref[torch.nn.Module]] = {}  # modules, by id
         self._looks: Counter[int] = Counter()  # of each run beyond the first
+
+    def add(self, note: GraphNote) -> int:
+        """A graph has been compiled; its number."""
+        self.graphs.append(note)
+        number = len(self.graphs) - 1
+        wanted = {each.module for node in note.nodes.values() for each in node.modules if each.module >= 0}
+        self.modules[number] = {each: found for each in wanted if (found := self._module(each)) is not None}
+        self._look_for_modules(number)
+        return number
+
+    def _module(self, number: int) -> weakref.ref[torch.nn.Module] | None:
+        """The module that has that id now: later another one may have it."""
+        found = self._living.get(number)
+        if found is None or found() is None:
+            self._living |= {id(each): weakref.ref(each) for each in objects_of(torch.nn.Module)}
+        return self._living.get(number)
 
     def name(self, number: int, inputs: Sequence[Any], *, profiled: bool) -> str:
         """What the row is to be called of this run of a graph; empty where a profiler writes none."""
         if number not in self.first:  # it has just been compiled, for these
-            parameters = [each for each in inputs if isinstance(each, torch.nn.Parameter)]
+            self.places[number] = tuple(i for i, each in enumerate(inputs) if isinstance(each, torch.nn.Parameter))
+            parameters = [inputs[place] for place in self.places[number]]
             self.first[number] = tuple(map(self._number, parameters))
             self._note_owners(self.first[number], parameters)
         return f"{markers.GRAPH}{self.run(number, inputs)}" if profiled else ""
@@ -76,7 +98,7 @@ class GraphWatch:
         number = self._numbers.get(id(parameter), -1)
         if number < 0 or self.parameters[number]() is not parameter:
             number = self._numbers[id(parameter)] = len(self.parameters)
-            self.parameters.append(weakref.ref(parameter))
+            self.parameters.append(tensor_ref(parameter))
         return number
 
     def _note_owners(self, numbers: tuple[int, ...], parameters: Sequence[torch.Tensor]) -> None:
@@ -86,13 +108,10 @@ class GraphWatch:
 
     def _look_for_modules(self, number: int) -> None:
         """Note which modules a graph is of, while they live: the run may end behind a function whose they are."""
-        if number in self._labelled:
-            return
-        self._labelled.add(number)
-        for node in self.graphs[number].nodes.values():
-            for each in node.modules:
-                if each.module not in self.labels and (label := self.label_of(each.module)) is not None:
-                    self.labels[each.module] = label
+        labels = self.labels.setdefault(number, {})
+        for each, reference in self.modules.get(number, {}).items():
+            if each not in labels and reference() is not None and (label := self.label_of(each)) is not None:
+                labels[each] = label
 
     def layers(self, numbers: tuple[int, ...], by_parameter: Mapping[int, int], rows: Sequence[int]) -> tuple[int, ...]:
         """Of parameters, by number, the row of the layer that held each when a graph was run with them; -1 for none.

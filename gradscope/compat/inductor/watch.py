@@ -82,8 +82,7 @@ def _watching(watch: GraphWatch, copies: CopiedNodes, failed: Callable[[Exceptio
 
     def note(graph: Any, made: Any, before: int, earlier: Mapping[str, NodeNote]) -> None:
         if isinstance(made, runs):  # else nobody runs it under a row: it is written to a file
-            watch.graphs.append(noted(graph, before, earlier))
-            numbers[id(made)] = len(watch.graphs) - 1
+            numbers[id(made)] = watch.add(noted(graph, before, earlier))
             weakref.finalize(made, numbers.pop, id(made), None)
             if not settings.kernels_write_rows():
                 rows.put_in(made.current_callable)

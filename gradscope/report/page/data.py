@@ -14,14 +14,14 @@ from typing import Any
 
 from gradscope import units
 from gradscope.report.fold import build_tree
-from gradscope.report.header import measured_text, partial_text
+from gradscope.report.header import interrupted_by, measured_text, partial_text
 from gradscope.report.page.findingsdata import findings_record
 from gradscope.report.page.memorydata import memory_record
 from gradscope.report.page.sourcedata import source_record
 from gradscope.report.page.tables import plain_tables
 from gradscope.report.runfile import to_record
 from gradscope.report.view import LEDGER_WORDS
-from gradscope.tables import LayerRow, LineRow, RunData, TakenStep, is_unreliable
+from gradscope.tables import LayerRow, LineRow, RunData, TakenStep, WorkloadInfo, is_unreliable
 
 FORMAT = 1
 
@@ -94,7 +94,7 @@ def _run_record(run: RunData, strings: Strings, source: bool) -> dict[str, Any]:
         "environment": dict(run.environment),
         "workload": to_record(run.workload),
         "step": {key: value for key, value in to_record(run.step).items() if key != "taken"},
-        "taken": _taken(run.step.taken),
+        "taken": _taken(run.step.taken, run.workload),
         "measured": measured_text(run, full=False).split(" · "),
         "ledger": to_record(run.ledger),
         "ledger_words": [[key, *words] for key, words in LEDGER_WORDS.items()],
@@ -121,14 +121,14 @@ def _op_columns(
     return {"layer": layers.column(row.layer for row in rows), **texts, **_numbers(rows, numbers)}
 
 
-def _taken(steps: Sequence[TakenStep]) -> dict[str, Any] | None:
+def _taken(steps: Sequence[TakenStep], work: WorkloadInfo) -> dict[str, Any] | None:
     """A bar for each step, or for so many of them, of which the longest stands for all."""
     if len(steps) < 2:
         return None
     each = -(-len(steps) // _BARS)
     groups = [steps[first : first + each] for first in range(0, len(steps), each)]
     times, out = [step.ns for step in steps], sum(step.left_out for step in steps)
-    left_out = f"; {units.count(out)} left out: interrupted by the system" if out else ""
+    left_out = f"; {units.count(out)} left out: {interrupted_by(work)}" if out else ""
     return {
         "words": f"{units.count(len(steps))} steps, {units.ns(min(times))} to {units.ns(max(times))}{left_out}",
         "each": each,

@@ -134,7 +134,7 @@ def test_a_function_that_is_left_as_it_is_has_a_break(monkeypatch: pytest.Monkey
     log = CompileLog()
     noted.compiles("loop", failed="Unsupported")
     noted.compiles("graph")
-    assert log.breaks() == [GraphBreak((("model.py", 9),), "Unsupported of it", skipped=True)]
+    assert log.breaks() == [GraphBreak((("model.py", 9),), "Unsupported of it", ("loop", "model.py", 6))]
 
 
 @pytest.mark.parametrize(

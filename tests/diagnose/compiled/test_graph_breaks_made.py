@@ -66,7 +66,7 @@ def test_a_break_that_is_not_in_the_step_costs_nothing_there() -> None:
 
 
 def test_a_break_in_a_loop_leaves_its_function_uncompiled() -> None:
-    (finding,) = found("graph-break", breaks=[{**branch_at("model.py:9"), "skipped": True}])
+    (finding,) = found("graph-break", breaks=[{**branch_at("model.py:9"), "skipped": "forward (model.py:4)"}])
     check_words(finding)
     assert finding.evidence.endswith("each by itself, but for torch's own")
 
@@ -95,8 +95,8 @@ def test_what_is_around_kernels_is_all_of_it_in_all_versions() -> None:
         row("Torch-Compiled Region: 1/1", MS, 2),
         *(row(name, 4 * MS, 4) for name in around),
     )
-    first = {**branch_at("model.py:9"), "frames": ["1"], "skipped": True}
-    (finding,) = found("graph-break", ops, breaks=[first, {**branch_at("model.py:9"), "frames": [], "skipped": False}])
+    first = {**branch_at("model.py:9"), "frames": ["1"], "skipped": "forward (model.py:4)"}
+    (finding,) = found("graph-break", ops, breaks=[first, {**branch_at("model.py:9"), "frames": [], "skipped": ""}])
     assert finding.cost_ns == 15 * MS * 3 / 4
     assert "4 compiled regions, 3 of them" in finding.evidence and "each by itself" in finding.evidence
     assert "what is around their kernels" in finding.evidence and "beside other findings" not in finding.evidence
@@ -129,7 +129,10 @@ def test_frames_behind_a_break_are_its_own() -> None:
     class Log:
         def breaks(self) -> list[GraphBreak]:
             users = "project/model.py"
-            return [GraphBreak(((users, 3), (users, 8)), "item"), GraphBreak(((users, 5),), "loop", skipped=True)]
+            return [
+                GraphBreak(((users, 3), (users, 8)), "item"),
+                GraphBreak(((users, 5),), "loop", ("forward", users, 4)),
+            ]
 
         def compilations(self) -> list[Compilation]:
             parts = [("0", None), ("1", 8), ("2", 3), ("2", 3), ("3", 4)]
@@ -137,7 +140,7 @@ def test_frames_behind_a_break_are_its_own() -> None:
 
     found, whole = compiling.compile_facts(Log(), GraphWatch())["breaks"]  # type: ignore[arg-type]
     assert found["frames"] == ["1", "2"] and not found["skipped"]
-    assert not whole["frames"] and whole["skipped"]
+    assert not whole["frames"] and whole["skipped"] == "forward (project/model.py:4)"
 
 
 def branch_at(place: str) -> dict[str, Any]:
@@ -195,10 +198,14 @@ def test_what_to_run_names_the_script(target: str, mode: Any, named: str) -> Non
 
 def test_a_function_that_is_left_as_it_is_has_a_finding_of_its_own() -> None:
     """Beside lines that break for the same reason: what follows from it is another thing."""
-    breaks = [{"place": f"model.py:{line}", "reason": "print", "frames": [], "skipped": line == 4} for line in (3, 4)]
+    left_out = ("", "Model.forward (model.py:2)")
+    breaks = [
+        {"place": f"model.py:{line}", "reason": "print", "frames": [], "skipped": skipped}
+        for line, skipped in zip((3, 4), left_out, strict=True)
+    ]
     broken, left = found("graph-break", breaks=breaks)
     assert (broken.line, left.line) == ("model.py:3", "model.py:4")
-    assert "not compiled" in left.evidence and "not compiled" not in broken.evidence
+    assert "Model.forward (model.py:2) is not compiled" in left.evidence and "not compiled" not in broken.evidence
 
 
 def test_two_lines_that_break_are_both_named() -> None:

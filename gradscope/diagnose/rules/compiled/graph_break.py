@@ -60,12 +60,12 @@ class _Regions(NamedTuple):
 
 
 def find(case: Case) -> Iterator[Finding]:
-    """Yield a finding for each reason, which names the first of its lines; apart where a function is left as it is."""
-    reasons: defaultdict[tuple[str, bool], _Reason] = defaultdict(_Reason)
+    """Yield a finding for each reason, and each function left as it is for it, which names the first of its lines."""
+    reasons: defaultdict[tuple[str, str], _Reason] = defaultdict(_Reason)
     breaks = facts_of(case).get("breaks", ())
-    left = {(each["reason"], each["place"]) for each in breaks if each.get("skipped", False)}
+    left = {(each["reason"], each["place"]): each["skipped"] for each in breaks if each.get("skipped", "")}
     for each in breaks:
-        noted = reasons[each["reason"], (each["reason"], each["place"]) in left]
+        noted = reasons[each["reason"], left.get((each["reason"], each["place"]), "")]
         if not noted.lines:  # of the line that the finding names
             noted.inside = each.get("inside", "")
         noted.lines[each["place"]] += 1
@@ -108,7 +108,7 @@ def _entered(case: Case) -> Mapping[str, float]:
     return entered
 
 
-def _evidence(case: Case, reason: str, noted: _Reason, regions: _Regions, *, skipped: bool) -> Iterator[str]:
+def _evidence(case: Case, reason: str, noted: _Reason, regions: _Regions, *, skipped: str) -> Iterator[str]:
     places = list(noted.lines)
     words = next((text for begin, text in _IN_WORDS.items() if reason.startswith(begin)), "")
     if words:  # torch's own behind them, where it is more than a name
@@ -122,7 +122,7 @@ def _evidence(case: Case, reason: str, noted: _Reason, regions: _Regions, *, ski
     if len(places) > 1:
         yield f"also at {first(places[1:])}"
     if skipped:
-        yield "the function around it is not compiled; functions that it calls are, each by itself, but for torch's own"
+        yield f"{skipped} is not compiled; functions that it calls are, each by itself, but for torch's own"
     if regions.ns:
         every = several(max(round(regions.every), 1), "compiled region")
         whose = "that one's" if round(regions.behind) == 1 else "their"

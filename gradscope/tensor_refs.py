@@ -1,0 +1,84 @@
+"""Weak references to tensors, which do not keep a program from swapping what two tensors are.
+
+``torch.utils.swap_tensors`` refuses a tensor that a weak reference leads to, and ends with it what torch swaps by
+itself: ``module.to()`` and ``load_state_dict`` of DTensors and of quantized weights. So it is told of while there are
+references of ours, which let go of the tensors before.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from gradscope.trampoline import is_told_of, tell
+
+
+class TensorRef:
+    """Leads to a tensor while it lives and is what it was, as :func:`tensor_ref` made it."""
+
+    __slots__ = ("__weakref__", "_tensor")
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._tensor: Callable[[], torch.Tensor | None] = weakref.ref(tensor)
+        _swaps.one_more()
+
+    def __call__(self) -> torch.Tensor | None:
+        return self._tensor()
+
+    def let_go(self) -> None:
+        """Lead to nothing from now on."""
+        self._tensor = _nothing
+
+    def __del__(self) -> None:
+        _swaps.one_less()
+
+
+class _Swaps:
+    """``torch.utils.swap_tensors``, told of as long as there are references."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._lock = threading.RLock()  # a collection may come while it is held
+        self._undo: Callable[[], None] | None = None
+
+    def one_more(self) -> None:
+        with self._lock:
+            self._count += 1
+            swap: Any = torch.utils.swap_tensors
+            if self._undo is None and not is_told_of(swap):
+                self._undo = tell(swap, _let_go, lambda *_: None)
+
+    def one_less(self) -> None:
+        with self._lock:
+            self._count -= 1
+            if not self._count and self._undo is not None:
+                self._undo()
+                self._undo = None
+
+
+_swaps = _Swaps()
+_refs: weakref.WeakValueDictionary[int, TensorRef] = weakref.WeakValueDictionary()  # by id of the tensor
+
+
+def tensor_ref(tensor: torch.Tensor) -> TensorRef:
+    """A weak reference to a tensor: the same one for all that ask while somebody holds it."""
+    known = _refs.get(id(tensor))
+    if known is None or known() is not tensor:
+        known = _refs[id(tensor)] = TensorRef(tensor)
+    return known
+
+
+def _nothing() -> None:
+    return None
+
+
+def _let_go(*tensors: Any) -> bool:
+    for tensor in tensors:
+        known = _refs.pop(id(tensor), None)
+        if known is not None and known() is tensor:
+            known.let_go()
+    return False

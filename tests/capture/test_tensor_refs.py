@@ -1,0 +1,87 @@
+"""Tensors that gradscope refers to can be swapped, as torch does by itself for some."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import gradscope
+from gradscope.tensor_refs import tensor_ref
+from gradscope.trampoline import is_told_of
+
+SWAP: Any = torch.utils.swap_tensors
+
+
+@pytest.fixture
+def swapping() -> Iterator[None]:
+    before = torch.__future__.get_swap_module_params_on_conversion()
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    yield
+    torch.__future__.set_swap_module_params_on_conversion(before)
+
+
+def test_a_reference_lets_go_of_what_is_swapped() -> None:
+    one, other, third = torch.ones(2), torch.zeros(2), torch.ones(3)
+    refs = [tensor_ref(each) for each in (one, other, third)]
+    assert tensor_ref(one) is refs[0] and refs[0]() is one
+    torch.utils.swap_tensors(one, other)
+    assert [ref() for ref in refs[:2]] == [None, None] and refs[2]() is third
+    assert one[0] == 0 and tensor_ref(one)() is one and tensor_ref(one) is not refs[0]
+
+
+def test_swaps_are_told_of_while_there_are_references() -> None:
+    gc.collect()
+    held = torch.ones(2)
+    ref = tensor_ref(held)
+    assert is_told_of(SWAP)
+    other = torch.ones(2)
+    weak = weakref.ref(other)  # of the program's
+    with pytest.raises(RuntimeError, match="weakref"):
+        torch.utils.swap_tensors(other, torch.zeros(2))
+    del held, weak
+    assert ref() is None
+
+
+def test_an_id_that_is_given_again_is_another_tensors() -> None:
+    refs = [tensor_ref(torch.ones(2)) for _ in range(3)]
+    assert [ref() for ref in refs] == [None, None, None]
+
+
+@pytest.mark.parametrize("how", ["to", "load", "swap"])
+def test_a_program_that_swaps_in_each_step_goes_on(swapping: None, how: str) -> None:
+    model = nn.Sequential(nn.Linear(11, 11), nn.Tanh(), nn.Linear(11, 3))
+    x = torch.randn(7, 11)
+
+    def step() -> None:
+        model(x).square().mean().backward()
+        model.zero_grad()
+        if how == "to":
+            model.to(torch.float64).to(torch.float32)
+        elif how == "load":
+            model.load_state_dict({name: value.clone() for name, value in model.state_dict().items()})
+        else:
+            for each in list(model.parameters()):
+                torch.utils.swap_tensors(each, nn.Parameter(each.detach().clone()))
+
+    with gradscope.profiling(model, steps=2, warmup=1) as prof:
+        while not prof.step():
+            step()
+    assert any("set_swap_module_params_on_conversion" in note for note in prof.report.data.notes)
+    step()  # while the report lives
+    assert {row.path for row in prof.report.data.layers} >= {"0", "2"}
+
+
+def test_behind_a_run_all_can_be_swapped(swapping: None) -> None:
+    model = nn.Linear(4, 4)
+    with gradscope.profiling(model, steps=1, warmup=1) as prof:
+        while not prof.step():
+            model(torch.ones(2, 4)).sum().backward()
+            model.zero_grad()
+    model.to(torch.float64)
+    assert model.weight.dtype == torch.float64
