@@ -13,9 +13,12 @@ import gradscope
 from gradscope.capture.callers import is_standard, is_users
 from gradscope.capture.registry import local_path
 from gradscope.compat import CompileLog, GraphWatch, recompile_limit
+from gradscope.ops import OF_TORCH
 
 _TORCH, _OURS = (os.path.join(os.path.dirname(module.__file__ or ""), "") for module in (torch, gradscope))
 _LAYERS = os.path.join(_TORCH, "nn", "modules", "")  # a model may be one of torch's own, a Sequential say
+# What Dynamo compiles of a model whose ``forward`` is torch's own: a function that calls it.
+_CALLS_LAYERS = os.path.join(_TORCH, "_dynamo", "external_utils.py")
 # What Dynamo appends to a guard that failed: the line that it is of.
 _COMMENT = re.compile(r"\s{2,}# .*")
 
@@ -43,8 +46,8 @@ def _short(file: str) -> str:
 def compile_facts(log: CompileLog, watch: GraphWatch) -> dict[str, Any]:
     """What the rules are told.
 
-    ``again``: functions that were compiled again, and in which step; ``limit``: versions of one from which on it runs
-    as it is;
+    ``again``: functions that were compiled again, and in which step; a model of torch's own has no place;
+    ``limit``: versions of one from which on it runs as it is;
     ``breaks``: lines of the user's at which graphs are broken, with the line of a library's that does it there, the
     numbers of the frames that begin behind them, and the function that is not compiled for it;
     ``graphs``: how many were noted; ``checkpointed``: whether the program checkpoints in one; ``budget``: of memory,
@@ -53,14 +56,14 @@ def compile_facts(log: CompileLog, watch: GraphWatch) -> dict[str, Any]:
     """
     again = [
         {
-            "function": each.function,
-            "place": f"{local_path(each.file)}:{each.line}",
+            "function": OF_TORCH if each.file == _CALLS_LAYERS else each.function,
+            "place": "" if each.file == _CALLS_LAYERS else f"{local_path(each.file)}:{each.line}",
             "seconds": each.seconds,
             "step": each.step,
             "reason": _COMMENT.sub("", re.sub(r"^\d+/\d+: ", "", each.reason)),
         }
         for each in log.compilations()
-        if each.again and (each.file.startswith(_LAYERS) or not each.file.startswith((_TORCH, _OURS)))
+        if each.again and (each.file.startswith((_LAYERS, _CALLS_LAYERS)) or not each.file.startswith((_TORCH, _OURS)))
     ]
     breaks = []
     behind = defaultdict[tuple[str, int | None], set[str]](set)

@@ -164,6 +164,23 @@ class Log:
         ]
 
 
+def test_a_model_of_torchs_own_is_named_without_a_line() -> None:
+    """A Sequential, say: Dynamo compiles a function of its own that calls it."""
+
+    class OfTorch(Log):
+        def compilations(self) -> list[Compilation]:
+            file, reasons = compiling._CALLS_LAYERS, ("", f"1/0: {ROWS}", f"1/0: {SIZE}")
+            return [Compilation("inner", file, 6, 2.0, reason != "", reason) for reason in reasons]
+
+    again = compiling.compile_facts(OfTorch(), GraphWatch())["again"]  # type: ignore[arg-type]
+    for step, each in enumerate(again):
+        each["step"] = step
+    (finding,) = found("recompiles", again=again)
+    check_words(finding)
+    assert finding.message == "torch.compile compiles a model of a class of torch's own again and again"
+    assert finding.line is None and finding.code == "model = torch.compile(model, dynamic=True)"
+
+
 def test_what_is_torchs_own_or_gradscopes_is_not_told() -> None:
     facts = compiling.compile_facts(Log(), GraphWatch())  # type: ignore[arg-type]
     assert facts["again"] == [{**again("forward", "project/model.py:6"), "step": 0}]

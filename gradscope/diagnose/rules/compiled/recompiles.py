@@ -28,6 +28,7 @@ from typing import Any
 from gradscope.diagnose.case import Case, Rule
 from gradscope.diagnose.compiled import facts_of
 from gradscope.diagnose.findings import make_finding, script_of, several
+from gradscope.ops import OF_TORCH
 from gradscope.tables import Finding
 from gradscope.units import ns as time_text
 
@@ -73,8 +74,8 @@ def _finding(case: Case, place: str, function: str, found: Sequence[Mapping[str,
         None,
         severity="warning",
         layers=(),
-        line=place,
-        message=f"torch.compile compiles {function} ({place}) again and again",
+        line=place or None,
+        message=f"torch.compile compiles {function}{f' ({place})' if place else ''} again and again",
         evidence=f"{evidence}; the last time because of {reason[:_LONGEST]}" if reason else evidence,
         advice=advice,
         code=code,
@@ -98,7 +99,7 @@ def _cure(reason: str, function: str, found: Sequence[Mapping[str, Any]], more: 
                 "and that is all.",
                 look,
             )
-        called = "model" if function == "forward" else function
+        called = "model" if function in {"forward", OF_TORCH} else function
         advice = "Compile it for sizes that change, or pad the batches to a few sizes."
         return advice, f"{called} = torch.compile({called}, dynamic=True)"
     if _BRANCHED.search(reason):
