@@ -21,6 +21,7 @@ _PROMISES_NOTHING = "promises nothing"
 WITHOUT = {
     "exposed-communication": _RANKS,
     "late-bucket": _RANKS,
+    "compile-failed": _PROMISES_NOTHING,
     "graph-break": _PROMISES_NOTHING,
     "graph-recompute": _PROMISES_NOTHING,
     "not-compiled": _PROMISES_NOTHING,

@@ -43,10 +43,22 @@ def _short(file: str) -> str:
     return local_path(file)
 
 
+def _is_users(file: str) -> bool:
+    """Check that a function is of the program's, or calls a layer of torch's for it."""
+    return file.startswith((_LAYERS, _CALLS_LAYERS)) or not file.startswith((_TORCH, _OURS))
+
+
+def _whose(function: str, file: str, line: int) -> dict[str, str]:
+    if file == _CALLS_LAYERS:
+        return {"function": OF_TORCH, "place": ""}
+    return {"function": function, "place": f"{local_path(file)}:{line}"}
+
+
 def compile_facts(log: CompileLog, watch: GraphWatch) -> dict[str, Any]:
     """What the rules are told.
 
     ``again``: functions that were compiled again, and in which step; a model of torch's own has no place;
+    ``failed``: functions that could not be compiled, likewise;
     ``limit``: versions of one from which on it runs as it is;
     ``breaks``: lines of the user's at which graphs are broken, with the line of a library's that does it there, the
     numbers of the frames that begin behind them, and the function that is not compiled for it;
@@ -56,14 +68,18 @@ def compile_facts(log: CompileLog, watch: GraphWatch) -> dict[str, Any]:
     """
     again = [
         {
-            "function": OF_TORCH if each.file == _CALLS_LAYERS else each.function,
-            "place": "" if each.file == _CALLS_LAYERS else f"{local_path(each.file)}:{each.line}",
+            **_whose(each.function, each.file, each.line),
             "seconds": each.seconds,
             "step": each.step,
             "reason": _COMMENT.sub("", re.sub(r"^\d+/\d+: ", "", each.reason)),
         }
         for each in log.compilations()
-        if each.again and (each.file.startswith((_LAYERS, _CALLS_LAYERS)) or not each.file.startswith((_TORCH, _OURS)))
+        if each.again and _is_users(each.file)
+    ]
+    failed = [
+        {**_whose(each.function, each.file, each.line), "reason": each.reason}
+        for each in log.failures()
+        if _is_users(each.file)
     ]
     breaks = []
     behind = defaultdict[tuple[str, int | None], set[str]](set)
@@ -90,6 +106,7 @@ def compile_facts(log: CompileLog, watch: GraphWatch) -> dict[str, Any]:
             )
     return {
         "again": again,
+        "failed": failed,
         "limit": recompile_limit(),
         "breaks": breaks,
         "graphs": len(watch.graphs),

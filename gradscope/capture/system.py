@@ -1,4 +1,4 @@
-"""What the system does while steps run: which steps it interrupted, and the pages that it hands out.
+"""What the system does while steps run: which steps it or a compilation interrupted, and the pages that it hands out.
 
 A step that has more to do, a longer sequence say, takes more processor time in the same proportion. One that waited for
 a core, for the disk or for another process does not.
@@ -51,10 +51,10 @@ def without_core_ns() -> int | None:
 def compiling(steps: Sequence[StepCost]) -> list[int]:
     """Indices of the steps in which torch.compile compiled, as in an epoch's first evaluation.
 
-    None where it compiles in so many that fewer than two others are left: then that is what the program's steps are.
+    None where it compiles in most of them: then that is what the program's steps are.
     """
     found = [number for number, step in enumerate(steps) if step.compiled]
-    return found if len(steps) - len(found) >= 2 else []
+    return found if 2 * len(found) <= len(steps) else []
 
 
 def interrupted(steps: Sequence[StepCost]) -> list[int]:

@@ -271,7 +271,7 @@ def _notes(runs: dict[int, RunData], ranks: Sequence[RankStep], size: int) -> li
     if len(steps) > 1:
         notes.append(f"the ranks measured {min(steps)} to {max(steps)} steps")
     if len({tuple(step.left_out for step in run.step.taken) for run in runs.values()}) > 1:
-        notes.append("the ranks left out different steps, which the system had interrupted: means are not of the same")
+        notes.append("the ranks left out different steps, which were interrupted: means are not of the same")
     sets = [{row.path for row in run.layers} for run in runs.values()]
     everywhere = sets[0].intersection(*sets[1:])
     some = sets[0].union(*sets[1:]) - everywhere

@@ -163,3 +163,10 @@ def test_a_node_that_another_thread_runs_is_of_what_the_thread_made_that_made_it
     ]
     found = run(graphs, *called(10, 0, 5), *passed)
     assert {row.path: row.backward_flops for row in found.layers if row.backward_flops} == {"b.x": 7}
+
+
+def test_a_function_for_a_model_and_for_a_part_of_it_of_the_same_form() -> None:
+    """Called for both: what has no parameters lies beside what has, whether or not there is a layer around these."""
+    paths = ("", "p", "act", "sub", "sub.p", "sub.act")
+    found = Moved.of([(paths.index("p"), paths.index("sub.p"))], paths)
+    assert [found.layer(number) for number in range(len(paths))] == [3, 4, 5, 3, 4, 5]

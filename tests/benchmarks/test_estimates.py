@@ -37,6 +37,7 @@ def test_every_rule_has_a_pair(estimates: Any) -> None:
     assert set(estimates.WITHOUT) == {
         "exposed-communication",
         "late-bucket",
+        "compile-failed",
         "graph-break",
         "graph-recompute",
         "not-compiled",
@@ -115,10 +116,11 @@ def test_a_larger_batch_is_the_work_of_several(estimates: Any) -> None:
     def made(seconds: float) -> dict[str, Any]:
         return {"model": _Sleeping(seconds), "batch": torch.ones(2)}
 
-    pair = estimates_pair(estimates, lambda: made(0.02), lambda: made(0.04), worth=4)
+    pair = estimates_pair(estimates, lambda: made(0.1), lambda: made(0.2), worth=4)
     measured = estimates.measure(pair, 2)
     least, _, most = measured.saved_ns
-    assert 5 * MS < least <= most < 15 * MS  # 20 of the one against a quarter of 40
+    # 100 of the one against a quarter of 200: on a busy machine sleeps may take some 20 longer.
+    assert 25 * MS < least <= most < 75 * MS
 
 
 class _Sleeping(nn.Module):

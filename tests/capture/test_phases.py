@@ -144,7 +144,7 @@ def test_only_steps_that_are_kept_have_waited(monkeypatch: pytest.MonkeyPatch) -
     phase._waited, phase._costs = 0, [StepCost(100, 10, waited) for waited in (2, 90, 4)]
     phase.keep()
     assert run.capture.timed is not None
-    assert (run.capture.timed.waited_ns, run.capture.timed.interrupted) == (3, {2})
+    assert (run.capture.timed.waited_ns, run.capture.timed.left_out) == (3, {2})
     assert [step.left_out for step in run.capture.timed.taken] == [False, True, False]
 
 

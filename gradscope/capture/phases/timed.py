@@ -156,7 +156,8 @@ class Timed(Phase):
         """Take more steps in the place of those that do not count, once all are taken; as many again at most."""
         if self._timed.completed == self._wanted:
             planned = self._planned - SETTLING_STEPS
-            missing = planned - (len(self._costs) - len(self._left_out()))
+            counting = [cost for cost in self._costs if not cost.compiled]
+            missing = planned - (len(counting) - len(interrupted(counting)))
             more = max(0, min(missing, self._planned + planned - self._wanted))
             self._wanted += more
             self.steps += more
@@ -250,22 +251,25 @@ class Unprofiled(Phase):
 
     def __init__(self, run: Run, steps: int) -> None:
         super().__init__(run, steps)
-        self._started_ns = 0
+        self._started_ns, self._compilations = 0, 0
         self._walls_ns: list[int] = []
+        self._compiling_ns: list[int] = []  # of those in which something was compiled
 
     def begin_step(self) -> None:
         self.run.faults.start()
         self.run.budget.begin_step()
+        self._compilations = self.run.compilations
         self._started_ns = time.perf_counter_ns()
 
     def end_step(self) -> None:
         synchronize()
         self.run.budget.end_step()
-        self._walls_ns.append(time.perf_counter_ns() - self._started_ns)
+        took = time.perf_counter_ns() - self._started_ns
+        (self._walls_ns if self._compilations == self.run.compilations else self._compiling_ns).append(took)
         self.run.faults.stop()
 
     def pause(self) -> bool:
         return True  # a step begins anew
 
     def keep(self) -> None:
-        self.run.capture.unprofiled_ns += self._walls_ns
+        self.run.capture.unprofiled_ns += self._walls_ns or self._compiling_ns

@@ -12,6 +12,8 @@ from gradscope.compat.dynamo import DYNAMO
 
 # What Dynamo calls the rest of a function behind a break.
 _RESUMED = re.compile(r"torch_dynamo_resume_in_(.+)_at_(\d+)")
+# Other frames are left as they are for what they do: a break in a loop, more versions than are allowed.
+_FAILED = ("BackendCompilerFailed", "InternalTorchDynamoError", "InductorError", "TorchRuntimeError")
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 _NAMED = re.compile(r"^\s*Explanation: [^`\n]*`([^`\n]+)`", re.MULTILINE)
 
@@ -37,6 +39,15 @@ class GraphBreak(NamedTuple):
     reason: str
     # The function, its file and line, of which nothing is compiled for it, but what it calls: so it breaks in a loop.
     skipped: tuple[str, str, int] | None = None
+
+
+class Failure(NamedTuple):
+    """A function that could not be compiled, while the program goes on with it as it is."""
+
+    function: str
+    file: str
+    line: int
+    reason: str
 
 
 class CompileLog:
@@ -94,6 +105,19 @@ class CompileLog:
     def tells_of_hooks(self) -> bool:
         """Check that something was compiled again for hooks on all modules: Dynamo has guarded which there are."""
         return any("_global_forward" in (each.recompile_reason or "") for each, _ in tuple(self._records.values()))
+
+    def failures(self) -> list[Failure]:
+        """Each frame that a backend, or Dynamo itself, raised for."""
+        return [
+            Failure(
+                users_name(each.co_name or ""),
+                each.co_filename,
+                each.co_firstlineno or 0,
+                " ".join(_ADDRESS.sub("", str(each.fail_reason)).split()),
+            )
+            for each, _ in self._metrics()
+            if each.co_filename and each.fail_type in _FAILED
+        ]
 
     def breaks(self) -> list[GraphBreak]:
         """Each break of a graph, and each function that is not compiled for one, in a loop say."""

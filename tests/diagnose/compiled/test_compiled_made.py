@@ -9,15 +9,18 @@ import pytest
 
 from gradscope.capture import compiling
 from gradscope.compat import GraphWatch
-from gradscope.compat.dynamo.log import Compilation, GraphBreak
+from gradscope.compat.dynamo.log import Compilation, Failure, GraphBreak
 from gradscope.diagnose.rules import RULES
-from gradscope.ops import ZEROS_OF_UNUSED
+from gradscope.ops import OF_TORCH, ZEROS_OF_UNUSED
 from gradscope.tables import Finding, GraphNote, NodeNote, OpRow
 from tests.diagnose.compiled.facts import found
 from tests.diagnose.settings.test_settings_made import made_case
 from tests.diagnose.timing_cases import MS, check_words
 from tests.diagnose.timing_cases import row as layer
 
+RULES_OF_COMPILED_CODE = [
+    "recompiles", "graph-break", "graph-recompute", "not-compiled", "unused-output", "compile-failed"
+]  # fmt: skip
 SIZE = "tensor 'x' size mismatch at index 1. expected 64, actual 32"
 ROWS = "tensor 'x' size mismatch at index 0. expected 8, actual 4"
 
@@ -26,7 +29,7 @@ def again(function: str = "forward", place: str = "model.py:6", reason: str = SI
     return {"function": function, "place": place, "reason": reason, "seconds": seconds}
 
 
-@pytest.mark.parametrize("name", ["recompiles", "graph-break", "graph-recompute", "not-compiled", "unused-output"])
+@pytest.mark.parametrize("name", RULES_OF_COMPILED_CODE)
 def test_says_what_it_is_and_where_it_is_from(name: str) -> None:
     rule = RULES[name]
     assert rule.title[0].islower() and not rule.title.endswith(".")
@@ -34,7 +37,7 @@ def test_says_what_it_is_and_where_it_is_from(name: str) -> None:
         assert part in rule.about
 
 
-@pytest.mark.parametrize("name", ["recompiles", "graph-break", "graph-recompute", "not-compiled", "unused-output"])
+@pytest.mark.parametrize("name", RULES_OF_COMPILED_CODE)
 def test_nothing_is_said_of_a_run_without_compile(name: str) -> None:
     assert not list(RULES[name].find(made_case(device="cpu")))
     assert not found(name)
@@ -154,6 +157,13 @@ class Log:
             Compilation("call", compiling._OURS + "compat/dynamo/log.py", 6, 2.0, True, "1/0: x"),
         ]
 
+    def failures(self) -> list[Failure]:
+        return [
+            Failure("forward", "project/model.py", 6, "no"),
+            Failure("inner", compiling._CALLS_LAYERS, 6, "no"),
+            Failure("adamw", compiling._TORCH + "optim/adamw.py", 6, "no"),
+        ]
+
     def breaks(self) -> list[GraphBreak]:
         torchs, ours, users = compiling._TORCH + "optim/adamw.py", compiling._OURS + "x.py", "project/model.py"
         return [
@@ -181,10 +191,25 @@ def test_a_model_of_torchs_own_is_named_without_a_line() -> None:
     assert finding.line is None and finding.code == "model = torch.compile(model, dynamic=True)"
 
 
+def test_a_function_that_cannot_be_compiled_is_told_with_the_error() -> None:
+    failed = [{"function": "forward", "place": "model.py:6", "reason": "backend='x' raised: RuntimeError: no"}] * 2
+    (finding,) = found("compile-failed", failed=failed)
+    check_words(finding)
+    assert finding.line == "model.py:6" and "forward (model.py:6)" in finding.message
+    assert finding.evidence == "2 times since profiling began: backend='x' raised: RuntimeError: no"
+    assert "suppress_errors" in finding.code
+    (finding,) = found("compile-failed", failed=[{"function": OF_TORCH, "place": "", "reason": "no"}])
+    assert finding.line is None and "torch's own, which" in finding.message
+
+
 def test_what_is_torchs_own_or_gradscopes_is_not_told() -> None:
     facts = compiling.compile_facts(Log(), GraphWatch())  # type: ignore[arg-type]
     assert facts["again"] == [{**again("forward", "project/model.py:6"), "step": 0}]
     assert [each["place"] for each in facts["breaks"]] == ["project/model.py:8", "project/model.py:4"]
+    assert [(each["function"], each["place"]) for each in facts["failed"]] == [
+        ("forward", "project/model.py:6"),
+        (OF_TORCH, ""),
+    ]
 
 
 def recomputing(*ops: OpRow, rule: str = "graph-recompute", again: int = 10 * MS, **facts: Any) -> list[Finding]:
@@ -260,6 +285,9 @@ def test_a_size_that_a_function_branches_on_is_not_cured_by_dynamic() -> None:
 def test_a_guard_is_told_as_it_is() -> None:
     class Log:
         def breaks(self) -> list[GraphBreak]:
+            return []
+
+        def failures(self) -> list[Failure]:
             return []
 
         def compilations(self) -> list[Compilation]:

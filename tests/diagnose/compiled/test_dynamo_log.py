@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gradscope.compat.dynamo.log import CompileLog, GraphBreak
+from gradscope.compat.dynamo.log import CompileLog, Failure, GraphBreak
 
 SIZE = "tensor 'x' size mismatch at index 1. expected 64, actual 32"
 ROWS = "tensor 'x' size mismatch at index 0. expected 8, actual 4"
@@ -135,6 +135,15 @@ def test_a_function_that_is_left_as_it_is_has_a_break(monkeypatch: pytest.Monkey
     noted.compiles("loop", failed="Unsupported")
     noted.compiles("graph")
     assert log.breaks() == [GraphBreak((("model.py", 9),), "Unsupported of it", ("loop", "model.py", 6))]
+    assert log.failures() == []
+
+
+def test_an_error_that_is_suppressed_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    noted = Torch(monkeypatch)
+    log = CompileLog()
+    noted.compiles("many", failed="RecompileLimitExceeded")  # the rule about those tells it
+    noted.compiles("forward", failed="BackendCompilerFailed")
+    assert log.failures() == [Failure("forward", "model.py", 6, "BackendCompilerFailed of it and more")]
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 
 from gradscope.capture import compiling
 from gradscope.compat import GraphWatch
-from gradscope.compat.dynamo.log import Compilation, GraphBreak
+from gradscope.compat.dynamo.log import Compilation, Failure, GraphBreak
 from gradscope.diagnose.rules import RULES
 from tests.diagnose.compiled.facts import found, row
 from tests.diagnose.settings.test_settings_made import made_case
@@ -134,6 +134,9 @@ def test_frames_behind_a_break_are_its_own() -> None:
                 GraphBreak(((users, 5),), "loop", ("forward", users, 4)),
             ]
 
+        def failures(self) -> list[Failure]:
+            return []
+
         def compilations(self) -> list[Compilation]:
             parts = [("0", None), ("1", 8), ("2", 3), ("2", 3), ("3", 4)]
             return [Compilation("f", "project/model.py", 1, 1.0, False, "", *part) for part in parts]
@@ -169,6 +172,9 @@ def test_the_line_of_a_break_is_the_users_that_calls_a_library() -> None:
                 GraphBreak(((library, 8), (standard, 9)), "compiled itself"),
                 GraphBreak(((compiling._TORCH + "nn/parallel/distributed.py", 1), (contextlib.__file__, 105)), "DDP"),
             ]
+
+        def failures(self) -> list[Failure]:
+            return []
 
         def compilations(self) -> list[Compilation]:
             return []
