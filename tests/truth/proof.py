@@ -52,7 +52,7 @@ def knowing_what_is_left_out() -> Iterator[None]:
 
     def keep(self: Timed) -> None:
         timed(self)
-        LAST.left_out, LAST.after = set(self._timed.interrupted), AFTER
+        LAST.left_out, LAST.after = set(self._timed.left_out), AFTER
 
     def keep_traced(self: Lines) -> None:
         traced(self)
