@@ -151,6 +151,6 @@ def item_bytes(dtype: str) -> int:
 # What Inductor calls the kernels that it generates, and AOTAutograd the node of a compiled graph.
 GENERATED = ("cpp_", "triton_")
 COMPILED_NODE = "CompiledFunctionBackward"
-OF_TORCH = "a model of a class of torch's own"  # a compiled one, whose ``forward`` no code of the program's is
+OF_TORCH = "a model or a function of torch's own"  # a compiled one, none of whose code is the program's
 # Autograd makes it for a value that a compiled graph returns and the loss does not use.
 ZEROS_OF_UNUSED = "aten::zeros (gradient of an unused output)"

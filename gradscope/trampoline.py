@@ -7,9 +7,7 @@ attributes, sets its defaults, replaces that of a base class, or pickles it by v
 from __future__ import annotations
 
 import ast
-import copy
 import inspect
-import operator
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -28,7 +26,7 @@ def can_be_told_of(function: Any) -> TypeGuard[FunctionType]:
         return False
     code = function.__code__
     names = (*code.co_varnames[: code.co_argcount + code.co_kwonlyargcount], *code.co_freevars)
-    return all(name.isidentifier() and not iskeyword(name) for name in names) and _takes(code)[1] != ""
+    return all(name.isidentifier() and not iskeyword(name) for name in names)
 
 
 def is_told_of(function: FunctionType) -> bool:
@@ -49,18 +47,18 @@ def tell(function: FunctionType, enter: Callable[..., bool], leave: Callable[...
     Args:
         function: one that :func:`can_be_told_of`, and that is not told of.
         enter: given the positional arguments; answers whether the end is to be told of too.
-        leave: given the same, whether the call returned or raised.
+        leave: given the first of them, if any, whether the call returned or raised.
 
     Returns:
         What puts the code back, unless the function has been given another one meanwhile.
     """
     code = function.__code__
-    told, end = _Told(enter, operator.is_), _Told(leave, operator.not_)
-    made = _code(code, (told, _as_it_was(function), end))
+    told = _Told(enter)
+    made = _code(code, (told, _as_it_was(function), _Told(leave)))
     _codes.add(id(made))
 
     def undo() -> None:
-        told.on = end.on = False  # for calls that run, and for copies of the code
+        told.on = False  # for copies of the code; of a call that runs the end is told of
         if function.__code__ is made:
             function.__code__ = code
         _codes.discard(id(made))
@@ -98,18 +96,18 @@ class _Open(threading.local):
 
 
 class _Told:
-    """Calls a function, until it is off. Its copy in another process is a standard one that does nothing."""
+    """Calls a function, until it is off. Its copy in another process is one that does nothing, whatever it is given."""
 
-    __slots__ = ("_function", "_nothing", "on")
+    __slots__ = ("_function", "on")
 
-    def __init__(self, function: Callable[..., Any], nothing: Callable[..., Any]) -> None:
-        self._function, self._nothing, self.on = function, nothing, True
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function, self.on = function, True
 
     def __call__(self, *args: Any) -> Any:
         return self.on and self._function(*args)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return copy.copy, (self._nothing,)
+        return getattr, ("", "format")  # returns that text
 
 
 def _as_it_was(function: FunctionType) -> FunctionType:
@@ -120,8 +118,8 @@ def _as_it_was(function: FunctionType) -> FunctionType:
     return called
 
 
-def _takes(code: CodeType) -> tuple[str, str, str]:
-    """The arguments as a definition takes them, as a call gives them, and those by position alone."""
+def _takes(code: CodeType) -> tuple[str, str, str, str]:
+    """The arguments as a definition takes them, as a call gives them away, those by position alone, and the first."""
     names = iter(code.co_varnames)
     plain = [next(names) for _ in range(code.co_argcount)]
     by_name = [next(names) for _ in range(code.co_kwonlyargcount)]
@@ -129,22 +127,35 @@ def _takes(code: CodeType) -> tuple[str, str, str]:
     named = [f"**{next(names)}"] if code.co_flags & inspect.CO_VARKEYWORDS else []
     only = plain[: code.co_posonlyargcount]
     takes = [*only, *(["/"] if only else []), *plain[len(only) :], *(rest or ["*"] * bool(by_name)), *by_name, *named]
-    gives = [*plain, *rest, *(f"{each}={each}" for each in by_name), *named]
-    return ", ".join(takes), ", ".join(gives), ", ".join((*plain, *rest))
+    # The frame of ours does not keep what the call may let go of, but for the first one.
+    gives = [*plain[:1], *map(_given, plain[1:]), *(map(_starred, rest) if plain else rest)]
+    gives += [*(f"{each}={_given(each)}" for each in by_name), *map(_starred, named)]
+    first = plain[0] if plain else f"{rest[0]}[:1]" if rest else ""
+    return ", ".join(takes), ", ".join(gives), ", ".join((*plain, *rest)), first
+
+
+def _given(name: str) -> str:
+    return f"[{name}, {name} := None][0]"
+
+
+def _starred(name: str) -> str:
+    stars = name[: name.rindex("*") + 1]
+    return stars + _given(name[len(stars) :])
 
 
 def _code(code: CodeType, parts: tuple[Any, ...]) -> CodeType:
     """Code with the arguments of ``code``, its names and its place, which calls the parts."""
-    takes, gives, given = _takes(code)
-    used = {*code.co_varnames, *code.co_freevars}
-    name = next(each for each in ("told", "_told", "_gradscope_told") if each not in used)
+    takes, gives, given, first = _takes(code)
+    name = "told"
+    while name in {*code.co_varnames, *code.co_freevars}:
+        name += "_"
     # What is named behind the return never runs: it makes a function that has the same cells.
     text = f"""def make({", ".join(code.co_freevars)}):
  def call({takes}):
   {name} = {_HERE!r}
   if not {name}[0]({given}): return {name}[1]({gives})
   try: return {name}[1]({gives})
-  finally: {name}[2]({given})
+  finally: {name}[2]({first})
   {", ".join(code.co_freevars) or None}
 """
     tree = ast.parse(text)

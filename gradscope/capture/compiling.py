@@ -48,6 +48,11 @@ def _is_users(file: str) -> bool:
     return file.startswith((_LAYERS, _CALLS_LAYERS)) or not file.startswith((_TORCH, _OURS))
 
 
+def _is_of_one(again: Any) -> bool:
+    """Check that it is the function that was compiled before: all that call one of torch's are one code."""
+    return again.file != _CALLS_LAYERS or "size mismatch" in again.reason
+
+
 def _whose(function: str, file: str, line: int) -> dict[str, str]:
     if file == _CALLS_LAYERS:
         return {"function": OF_TORCH, "place": ""}
@@ -74,7 +79,7 @@ def compile_facts(log: CompileLog, watch: GraphWatch) -> dict[str, Any]:
             "reason": _COMMENT.sub("", re.sub(r"^\d+/\d+: ", "", each.reason)),
         }
         for each in log.compilations()
-        if each.again and _is_users(each.file)
+        if each.again and _is_users(each.file) and _is_of_one(each)
     ]
     failed = [
         {**_whose(each.function, each.file, each.line), "reason": each.reason}

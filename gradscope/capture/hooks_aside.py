@@ -54,6 +54,7 @@ class HooksAside:
         self._until_compiled: list[ExitStack] = []
         self._guarded: bool | None = None  # not known yet
         self._made = 0  # handles of ours so far
+        self.looks = 0  # at all modules, which takes as long as a step
         self._none_among: int | None = None  # of others' handles, when no module had hooks
         _asides.add(self)
 
@@ -193,6 +194,7 @@ class HooksAside:
         others = None if made is None else made - self._made
         if others is not None and others == self._none_among:
             return False  # to look at all objects takes a second where there are millions
+        self.looks += 1
         found = any(map(reads_hooks_of, all_modules()))
         self._none_among = None if found else others
         return found

@@ -36,7 +36,7 @@ class StepCost:
     wall_ns: int
     processor_ns: int  # of all threads of the process
     waited_ns: int = 0  # that the training thread was ready to run and had no core
-    compiled: bool = False  # torch.compile compiled something in it
+    compiled: bool = False  # torch.compile compiled something in it, or it began behind that with a look at all modules
 
 
 def without_core_ns() -> int | None:

@@ -117,6 +117,10 @@ class Run:
             return True
         return (self.has_compiled or compiled_frames() > 0) and self.compile_log.has_compiled()
 
+    def interruptions(self) -> int:
+        """How often something was compiled, and looked for behind that, so far: a step with one is longer for it."""
+        return self.compilations + self.hooks_aside.looks
+
     @contextmanager
     def beside_graphs(self) -> Iterator[None]:
         """Keep modes of ours away from graphs that run, until the block is left."""

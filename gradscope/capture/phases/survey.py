@@ -7,6 +7,7 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from gradscope.capture.backward import Around
 from gradscope.capture.budget import SurveyPlan
@@ -37,8 +38,8 @@ _WITHOUT_GRAPHS = (
 )
 
 _NO_SHAPES = (
-    "input shapes are not measured: the program has torch swap tensors (set_swap_module_params_on_conversion), and "
-    "torch refuses to swap what its profiler has noted the shape of"
+    "input shapes are not measured: torch may swap this program's parameters (set_swap_module_params_on_conversion, or "
+    "a class of tensors of their own), and refuses to where its profiler has noted the shape"
 )
 
 
@@ -76,7 +77,12 @@ class Survey(Phase):
         run = self.run
         self._plan = run.budget.survey()
         # Torch refuses to swap a tensor that its profiler has noted the shape of.
-        self._swaps = torch.__future__.get_swap_module_params_on_conversion()
+        self._swaps = torch.__future__.get_swap_module_params_on_conversion() or any(
+            is_traceable_wrapper_subclass(held)
+            for module in run.capture.registry.alive()
+            for held in module._parameters.values()
+            if held is not None
+        )
         self._shapes = self._plan.shapes and not self._swaps
         self._compiled, traced = run.uses_compile(), run.may_trace()
         with_lines = run.capture.options.lines and traced

@@ -42,7 +42,7 @@ class Timed(Phase):
         self._hooks = TensorHooks(run.guard)
         self._timed = TimedSteps(None, recorder, PassRecorder(recorder, self._hooks))
         self._planned = self._wanted = steps  # the second grows where steps were interrupted, or compiled
-        self._compilations = 0  # of the program, when the step began
+        self._interruptions = 0  # when the step began
         self._costs: list[StepCost] = []  # of the steps after the settling ones
         self._find_owners = False  # no model is known by name
         self._began: tuple[int, int] | None = None  # the step that runs: clock, and processor time
@@ -99,7 +99,7 @@ class Timed(Phase):
 
     def begin_step(self) -> None:
         self._began = None if self._timed.profiler is None else _now()
-        self._compilations = self.run.compilations
+        self._interruptions = self.run.interruptions()
         if self._began is not None:
             self._timed.recorder.begin_step()
 
@@ -132,7 +132,7 @@ class Timed(Phase):
                     now[0] - self._began[0],
                     now[1] - self._began[1],
                     waited,
-                    self._compilations != self.run.compilations,
+                    self._interruptions != self.run.interruptions(),
                 )
             )
         self._measure_again()
@@ -251,21 +251,21 @@ class Unprofiled(Phase):
 
     def __init__(self, run: Run, steps: int) -> None:
         super().__init__(run, steps)
-        self._started_ns, self._compilations = 0, 0
+        self._started_ns, self._interruptions = 0, 0
         self._walls_ns: list[int] = []
         self._compiling_ns: list[int] = []  # of those in which something was compiled
 
     def begin_step(self) -> None:
         self.run.faults.start()
         self.run.budget.begin_step()
-        self._compilations = self.run.compilations
+        self._interruptions = self.run.interruptions()
         self._started_ns = time.perf_counter_ns()
 
     def end_step(self) -> None:
         synchronize()
         self.run.budget.end_step()
         took = time.perf_counter_ns() - self._started_ns
-        (self._walls_ns if self._compilations == self.run.compilations else self._compiling_ns).append(took)
+        (self._walls_ns if self._interruptions == self.run.interruptions() else self._compiling_ns).append(took)
         self.run.faults.stop()
 
     def pause(self) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from typing import Any
@@ -17,6 +17,11 @@ from gradscope.compat.profilers import without_rows
 from gradscope.process import objects_of
 from gradscope.tables import TANGENTS, GraphNote, GraphRun
 from gradscope.tensor_refs import TensorRef, tensor_ref
+
+
+def _gone() -> None:
+    return None
+
 
 _LOOKS = 4  # at gradients that were zero; more would cost each step
 
@@ -54,17 +59,15 @@ class GraphWatch:
         """A graph has been compiled; its number."""
         self.graphs.append(note)
         number = len(self.graphs) - 1
-        wanted = {each.module for node in note.nodes.values() for each in node.modules if each.module >= 0}
-        self.modules[number] = {each: found for each in wanted if (found := self._module(each)) is not None}
+        self.modules[number] = self._modules({each.module for node in note.nodes.values() for each in node.modules})
         self._look_for_modules(number)
         return number
 
-    def _module(self, number: int) -> weakref.ref[torch.nn.Module] | None:
-        """The module that has that id now: later another one may have it."""
-        found = self._living.get(number)
-        if found is None or found() is None:
-            self._living |= {id(each): weakref.ref(each) for each in objects_of(torch.nn.Module)}
-        return self._living.get(number)
+    def _modules(self, wanted: Collection[int]) -> dict[int, weakref.ref[torch.nn.Module]]:
+        """The modules that have these ids now: later others may have them."""
+        if any(self._living.get(each, _gone)() is None for each in wanted if each >= 0):
+            self._living = {id(each): weakref.ref(each) for each in objects_of(torch.nn.Module)}
+        return {each: self._living[each] for each in wanted if each in self._living}
 
     def name(self, number: int, inputs: Sequence[Any], *, profiled: bool) -> str:
         """What the row is to be called of this run of a graph; empty where a profiler writes none."""

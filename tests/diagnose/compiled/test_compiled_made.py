@@ -187,7 +187,7 @@ def test_a_model_of_torchs_own_is_named_without_a_line() -> None:
         each["step"] = step
     (finding,) = found("recompiles", again=again)
     check_words(finding)
-    assert finding.message == "torch.compile compiles a model of a class of torch's own again and again"
+    assert finding.message == "torch.compile compiles a model or a function of torch's own again and again"
     assert finding.line is None and finding.code == "model = torch.compile(model, dynamic=True)"
 
 
@@ -314,3 +314,15 @@ def test_what_an_operation_of_the_users_runs_in_a_graph_is_in_it() -> None:
     ops = (OpRow(None, "forward", "cpp_fused_add_0", 1.0, MS), OpRow(None, "forward", "aten::gelu", 1.0, 20 * MS))
     assert not found("not-compiled", ops, graphs=1)
     assert found("not-compiled", (*ops, OpRow(None, "backward", "aten::gelu_backward", 1.0, 20 * MS)), graphs=1)
+
+
+def test_other_models_of_torchs_own_are_not_one_that_is_compiled_again() -> None:
+    """Dynamo compiles the same function of its own for each, and guards of which it is."""
+
+    class OfTorch(Log):
+        def compilations(self) -> list[Compilation]:
+            file, other = compiling._CALLS_LAYERS, "1/0: ___check_type_id(fn._modules['1'], 94179303688368)"
+            return [Compilation("inner", file, 6, 2.0, True, reason) for reason in (other, f"1/0: {ROWS}", other)]
+
+    again = compiling.compile_facts(OfTorch(), GraphWatch())["again"]  # type: ignore[arg-type]
+    assert [each["reason"] for each in again] == [ROWS]
