@@ -5,11 +5,12 @@ The same session serves model mode, script mode and the user's own loop; they di
 
 from __future__ import annotations
 
+import atexit
 import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 
 from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -149,6 +150,11 @@ class Session:
     def backward(self) -> BackwardWatch:
         """The watch on the engine."""
         return self.run.backward
+
+    @property
+    def is_abandoned(self) -> bool:
+        """Check that this is a forked process, which does not measure."""
+        return self._abandoned
 
     @property
     def total_steps(self) -> int:
@@ -509,3 +515,12 @@ def _after_fork() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
+
+
+@atexit.register
+def _at_exit() -> None:
+    """End what was begun by hand and never ended: the process would crash over a profiler that runs."""
+    session = _current() if _current is not None else None
+    if session is not None and not session.is_abandoned:
+        with suppress(Exception):
+            session.close()

@@ -19,8 +19,9 @@ NOT_ITS_LOSS = "mean of the floating outputs: the target gives none, so this is 
 
 def interrupters(work: WorkloadInfo) -> str:
     """What kept steps from counting: "other work", "torch.compile", or both."""
-    compiling = work.steps_compiling
-    return "other work" if not compiling else f"{'other work and ' * (work.steps_left_out > compiling)}torch.compile"
+    if not work.steps_compiling:
+        return "other work"
+    return "torch.compile" if work.steps_compiling == work.steps_left_out else "other work and torch.compile"
 
 
 def interrupted_by(work: WorkloadInfo) -> str:
