@@ -22,7 +22,6 @@ from torch import Tensor, nn
 from gradscope.capture.storages import tensors_in
 from gradscope.process import referred_to
 from gradscope.recording.live import LiveObjects, RecordedCall
-from gradscope.tensor_refs import TensorRef
 from gradscope.tree import modules_of
 
 # Of half the width of float32.
@@ -45,7 +44,7 @@ class Value:
     device: torch.device
     requires_grad: bool
     storage: int  # equal for tensors that share memory
-    tensor: TensorRef
+    tensor: Callable[[], Tensor | None]  # while it lives
     producer: Node | None = None
     users: list[Node] = field(default_factory=list)
     kept: bool | None = None  # whether the tensor outlived the run, once that is settled
