@@ -58,7 +58,7 @@ def tell(function: FunctionType, enter: Callable[..., bool], leave: Callable[...
     _codes.add(id(made))
 
     def undo() -> None:
-        told.on = False  # for copies of the code; of a call that runs the end is told of
+        told.end()  # also for copies of the code; of a call that runs the end is told of
         if function.__code__ is made:
             function.__code__ = code
         _codes.discard(id(made))
@@ -96,18 +96,22 @@ class _Open(threading.local):
 
 
 class _Told:
-    """Calls a function, until it is off. Its copy in another process is one that does nothing, whatever it is given."""
+    """Calls a function, until its end. Its copy in another process does nothing, whatever it is given."""
 
-    __slots__ = ("_function", "on")
+    __slots__ = ("_function",)
 
     def __init__(self, function: Callable[..., Any]) -> None:
-        self._function, self.on = function, True
+        self._function = function
 
     def __call__(self, *args: Any) -> Any:
-        return self.on and self._function(*args)
+        return self._function(*args)
+
+    def end(self) -> None:
+        """Let go of the function: Python's collector does not look into code, which may be kept by somebody."""
+        self._function = "".format
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return getattr, ("", "format")  # returns that text
+        return getattr, ("", "format")  # returns that text, as here behind the end
 
 
 def _as_it_was(function: FunctionType) -> FunctionType:

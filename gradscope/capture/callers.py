@@ -103,9 +103,11 @@ class Callers:
         return UNKNOWN
 
     def _add(self, code: CodeType) -> int | None:
+        if is_made_here(code):  # not kept: it leads to what it tells, and the collector does not look into code
+            return None
         with self._lock:
             first = None
-            if not (_passes_on(code.co_filename) or is_made_here(code)):
+            if not _passes_on(code.co_filename):
                 first = self._equal.setdefault(_key(code), len(self._equal) << _OFFSET_BITS)
                 if code.co_filename.startswith(_TORCHS_LAYERS):
                     first |= OF_TORCHS_LAYER

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import functools
+import gc
 import inspect
 import pickle
+import weakref
 from typing import Any
 
 import pytest
@@ -15,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 import gradscope
 from gradscope.capture import byhand
+from gradscope.capture.modules import CallRecorder
 from gradscope.tables import LayerRow, RunData
 from gradscope.trampoline import is_told_of
 from tests.structures import calls
@@ -507,3 +510,35 @@ def test_defaults_that_the_program_sets_of_a_method_stay() -> None:
         function.__defaults__, function.__kwdefaults__ = (5.0,), {"by": 2.0}
         assert Scaled().forward(3.0) == 30.0
     assert not is_told_of(function) and Scaled().forward(3.0) == 30.0
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["by hand", "compiled"])
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method`:DeprecationWarning")
+def test_what_was_told_of_keeps_nothing_alive(compiled: bool) -> None:
+    """Python's collector does not look into code: a cycle through it stays."""
+
+    def run() -> list[weakref.ref[Any]]:
+        class Model(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.part = nn.Linear(4, 4)
+
+            def forward(self, x: Tensor) -> Any:
+                return self.part.forward(x)
+
+        model = Model()
+        if compiled:
+            model.compile(backend="eager")
+        with gradscope.profiling(model, steps=1, warmup=1, memory=False) as prof:
+            while not prof.step():
+                (model(torch.ones(2, 4)) if compiled else model.forward(torch.ones(2, 4))).sum().backward()
+        recorders = [each for each in gc.get_objects() if type(each) is CallRecorder]
+        return [weakref.ref(model), *map(weakref.ref, recorders)]
+
+    gc.collect()
+    kept = [id(each) for each in gc.get_objects() if type(each) is CallRecorder]  # of other tests' reports
+    left = run()
+    if compiled:
+        torch._dynamo.reset()
+    gc.collect()
+    assert not [each for each in left if each() is not None and id(each()) not in kept]
