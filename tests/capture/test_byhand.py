@@ -535,10 +535,12 @@ def test_what_was_told_of_keeps_nothing_alive(compiled: bool) -> None:
         recorders = [each for each in gc.get_objects() if type(each) is CallRecorder]
         return [weakref.ref(model), *map(weakref.ref, recorders)]
 
+    run()  # what torch loads now may keep its first user
     gc.collect()
     kept = [id(each) for each in gc.get_objects() if type(each) is CallRecorder]  # of other tests' reports
     left = run()
     if compiled:
         torch._dynamo.reset()
-    gc.collect()
+    for _ in range(2):  # with torch 2.14 what Dynamo has reset goes in the first, and what it held in the second
+        gc.collect()
     assert not [each for each in left if each() is not None and id(each()) not in kept]
