@@ -26,11 +26,12 @@ from gradscope.capture.storages import (
     KeptStorage,
     StorageNote,
     StorageReader,
+    census_of,
     every_storage,
     is_tensor,
-    sizes_alive,
     sizes_of,
     sizes_text,
+    states_of,
     tensors_in,
 )
 from gradscope.capture.survey import GraphTracer, LineTracer
@@ -154,7 +155,8 @@ class MemoryTracer:
             seen = self._see(mark, self._known())
             ignored = {note.pointer for note in self._notes(self._around.ignored)}
             everything, with_graph = every_storage(self._reader, self._graphs)
-            self.census.append(Census(sizes_alive(everything), with_graph))
+            states = states_of(self._around.optimizers, self._reader)
+            self.census.append(census_of(everything, with_graph, states))
             others = (note for note in everything if note.owned and note.pointer not in ignored)
             seen = self._see(mark, ((Role.OTHER, -1, note) for note in others), seen)
             where = torch.device(self.device)
@@ -248,10 +250,8 @@ class MemoryTracer:
                 (Role.PARAMETER, owners.get(id(parameter), -1), note) for note in self._reader.storages(parameter)
             )
         yield from self._gradients()
-        for optimizer in self._around.optimizers:
-            for parameter, state in optimizer.state.items():
-                layer = owners.get(id(parameter), -1)
-                yield from ((Role.OPTIMIZER, layer, note) for note in self._notes(tensors_in(state)))
+        for parameter, note in states_of(self._around.optimizers, self._reader):
+            yield Role.OPTIMIZER, owners.get(id(parameter), -1), note
         yield from ((Role.INPUT, -1, note) for note in self._notes(tensors_in(self._around.batch)))
 
     def _gradients(self) -> Iterator[tuple[Role, int, StorageNote]]:

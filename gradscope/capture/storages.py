@@ -14,6 +14,7 @@ from dataclasses import fields, is_dataclass
 from typing import Any, NamedTuple
 
 import torch
+from torch.optim import Optimizer
 
 from gradscope.capture.graphs import most_nodes, walked
 from gradscope.compat import SavedTensor, checkpoint_frame, held_by_checkpoint, saved_value
@@ -238,7 +239,7 @@ _ROUNDED = 512  # CUDA's allocator gives whole multiples of it
 
 
 class Census(NamedTuple):
-    """What was alive after a step."""
+    """What was alive after a step, but for what optimizers keep: the history of one (LBFGS) grows by right."""
 
     sizes: Mapping[int, int]  # storages by the size that the allocator gave
     graphs: int  # tensors that Python holds, and that have a graph behind them
@@ -271,10 +272,24 @@ def sizes_alive(notes: Iterable[StorageNote]) -> Counter[int]:
     return Counter(sizes.values())
 
 
-def take_census() -> Census:
-    """What is alive now."""
-    storages, graphs = every_storage(StorageReader(), GraphReader())
-    return Census(sizes_alive(storages), graphs)
+def states_of(optimizers: Iterable[Optimizer], reader: StorageReader) -> Iterator[tuple[Any, StorageNote]]:
+    """Return (parameter, storage) of each tensor that optimizers keep from step to step."""
+    for optimizer in optimizers:
+        for parameter, state in optimizer.state.items():
+            for tensor in tensors_in(state):
+                yield from ((parameter, note) for note in reader.storages(tensor))
+
+
+def take_census(optimizers: Iterable[Optimizer]) -> Census:
+    """Count what is alive now."""
+    reader = StorageReader()
+    return census_of(*every_storage(reader, GraphReader()), states_of(optimizers, reader))
+
+
+def census_of(storages: Iterable[StorageNote], graphs: int, states: Iterable[tuple[Any, StorageNote]]) -> Census:
+    """Count :func:`every_storage` without the optimizers' states."""
+    kept = {(note.device, note.pointer) for _, note in states}
+    return Census(sizes_alive(note for note in storages if (note.device, note.pointer) not in kept), graphs)
 
 
 def _given(note: StorageNote) -> int:

@@ -160,7 +160,7 @@ def test_a_run_without_memory_counts_nothing(memory: bool, monkeypatch: pytest.M
     """With it, the calls of its steps are known, as those of the survey are."""
     counted: list[int] = []
     taken = base.take_census
-    monkeypatch.setattr(base, "take_census", lambda: counted.append(1) or taken())
+    monkeypatch.setattr(base, "take_census", lambda optimizers: counted.append(1) or taken(optimizers))
     model = nn.Linear(4, 4)
     with gradscope.profiling(model, steps=1, warmup=0, memory=memory) as prof:
         while True:

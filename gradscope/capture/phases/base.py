@@ -162,7 +162,7 @@ class Run:
         """Count what is alive now that a step has ended; only a pass that measures memory asks for it."""
         if self.capture.options.memory:
             with self.guard.over("counting live tensors"):
-                self.capture.census.append(take_census())
+                self.capture.census.append(take_census(self.surroundings.optimizers))
 
     def stop_profiling(self) -> None:
         """Stop gradscope's own profiler, where one runs."""

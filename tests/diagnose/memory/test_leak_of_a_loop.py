@@ -240,6 +240,23 @@ def test_what_is_kept_by_right(keep: Keep) -> None:
     assert _found(keep) == []
 
 
+def test_the_history_of_an_optimizer_is_kept_by_right() -> None:
+    """LBFGS keeps numbers as large as a loss, some more with each step: the last losses are none of them."""
+    torch.manual_seed(0)
+    model, x, last = Model(), torch.ones(32, 64), deque[Tensor](maxlen=2)
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=1e-3, max_iter=3, tolerance_grad=0, tolerance_change=0)
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = model(x).pow(2).mean()
+        loss.backward()
+        return loss
+
+    case = loop_case(lambda: last.append(optimizer.step(closure)), model)
+    assert case.run.memory is not None and case.run.memory.retained
+    assert not list(leak.find(case))
+
+
 def test_a_retained_graph_that_nobody_keeps() -> None:
     assert _found(_nothing, retain=True) == []
 

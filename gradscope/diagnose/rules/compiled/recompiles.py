@@ -12,8 +12,8 @@ torch.compile finds out that a size changes: it then compiles for any size. Wher
 not to, or the code fixes that size, as layers of one class do that have other widths. What is compiled for an
 evaluation too, or for inputs that need no gradient, is so once, and does not count.
 Evidence: how often, what that took, and the last reason, as Dynamo gives it.
-Estimate: none. Once everything has been compiled nothing of it is left, and until then no step counts; at the limit
-(``torch._dynamo.config.recompile_limit``) the function runs uncompiled from then on.
+Estimate: none. Once everything has been compiled nothing of it is left, and steps that compile do not count unless
+most of them do; at the limit (``torch._dynamo.config.recompile_limit``) the function runs uncompiled from then on.
 
 Source: PyTorch, "Recompilation" and "Dynamic Shapes" (torch.compiler documentation).
 """
