@@ -38,9 +38,14 @@ class TensorRef:
 
 
 class _Swaps:
-    """``torch.utils.swap_tensors``, told of as long as there are references."""
+    """``torch.utils.swap_tensors``, told of as long as there are references.
+
+    Attributes:
+        seen: how often the program has called it meanwhile.
+    """
 
     def __init__(self) -> None:
+        self.seen = 0
         self._count = 0
         self._lock = threading.RLock()  # a collection may come while it is held
         self._undo: Callable[[], None] | None = None
@@ -72,11 +77,17 @@ def tensor_ref(tensor: torch.Tensor) -> TensorRef:
     return known
 
 
+def swaps_seen() -> int:
+    """Return how often tensors were swapped in this process while there were references."""
+    return _swaps.seen
+
+
 def _nothing() -> None:
     return None
 
 
 def _let_go(*tensors: Any) -> bool:
+    _swaps.seen += 1
     for tensor in tensors:
         known = _refs.pop(id(tensor), None)
         if known is not None and known() is tensor:

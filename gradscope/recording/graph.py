@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from gradscope.capture.storages import tensors_in
 from gradscope.process import referred_to
 from gradscope.recording.live import LiveObjects, RecordedCall
+from gradscope.tensor_refs import TensorRef
 from gradscope.tree import modules_of
 
 # Of half the width of float32.
@@ -30,7 +31,7 @@ HALVES = frozenset({torch.float16, torch.bfloat16})
 _NO_CALL = RecordedCall(type(None), (), {})
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Value:
     """A tensor at one version of its content, as one call made it.
 
@@ -44,7 +45,7 @@ class Value:
     device: torch.device
     requires_grad: bool
     storage: int  # equal for tensors that share memory
-    tensor: Callable[[], Tensor | None]  # while it lives
+    tensor: TensorRef
     producer: Node | None = None
     users: list[Node] = field(default_factory=list)
     kept: bool | None = None  # whether the tensor outlived the run, once that is settled
@@ -109,7 +110,7 @@ def _referred_to(tensors: Set[int]) -> set[int]:
     return referred_to(tensors)
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Frame:
     """One call of a Python function of the user's."""
 
@@ -148,7 +149,7 @@ class Span(NamedTuple):
     end_column: int
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class Place:
     """Where a frame stood when a call was made, and which tensors its names held then."""
 
@@ -157,7 +158,7 @@ class Place:
     names: dict[str, Value]
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True, weakref_slot=True)
 class Node:
     """One torch call; in ``args`` and ``kwargs`` tensors are replaced by their values."""
 

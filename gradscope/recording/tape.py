@@ -8,7 +8,6 @@ from __future__ import annotations
 import inspect
 import itertools
 import sys
-import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -29,7 +28,7 @@ from gradscope.recording.graph import Frame, Node, Place, Span, Value, version_o
 from gradscope.recording.live import LiveObjects, RecordedCall
 from gradscope.recording.operations import LOOKS, SHOWS, canonical
 from gradscope.recording.stack import above_logging, is_skipped
-from gradscope.tensor_refs import tensor_ref
+from gradscope.tensor_refs import TensorRef, tensor_ref
 
 # Calls that read a tensor's content into Python, or need it to know how large their result is.
 _READS = SHOWS | {
@@ -70,7 +69,7 @@ class Tape(TorchFunctionMode):
         self._latest: dict[int, Value] = {}  # by id of the tensor
         self._tensors = 0
         # By address: a number, and who uses it, by id.
-        self._storages: dict[int, tuple[int, dict[int, Callable[[], Tensor | None]]]] = {}
+        self._storages: dict[int, tuple[int, dict[int, TensorRef]]] = {}
         self._addresses = 0
         self._frames: dict[int, Frame] = {}  # by id of the interpreter's frame, which the table holds
         self._count = 0
@@ -274,7 +273,7 @@ class Tape(TorchFunctionMode):
             tensor.device,
             tensor.requires_grad,
             self._storage(tensor),
-            _reference(tensor),
+            tensor_ref(tensor),
             producer,
             strides=tensor.stride() if tensor.layout is torch.strided and not tensor.is_nested else None,
         )
@@ -291,7 +290,7 @@ class Tape(TorchFunctionMode):
             known = self._storages[address] = (self._addresses, {})
         user = known[1].get(id(tensor))
         if user is None or user() is not tensor:
-            known[1][id(tensor)] = _reference(tensor)
+            known[1][id(tensor)] = tensor_ref(tensor)
         return known[0]
 
     def _places(self, innermost: FrameType, *, shown: bool) -> tuple[Place, ...]:
@@ -409,12 +408,7 @@ def _casts(device: str) -> bool:
     return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
 
 
-def _reference(tensor: Tensor) -> Callable[[], Tensor | None]:
-    """A weak one; of what autograd made, which nobody swaps, the plain one takes a third of the memory."""
-    return tensor_ref(tensor) if tensor.is_leaf else weakref.ref(tensor)
-
-
-def _is_used(users: dict[int, Callable[[], Tensor | None]]) -> bool:
+def _is_used(users: dict[int, TensorRef]) -> bool:
     """Return whether one of them lives; those in front that do not are taken out."""
     while users:
         first = next(iter(users))

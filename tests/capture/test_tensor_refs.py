@@ -77,6 +77,25 @@ def test_a_program_that_swaps_in_each_step_goes_on(swapping: None, how: str) -> 
     assert {row.path for row in prof.report.data.layers} >= {"0", "2"}
 
 
+def test_a_program_that_swaps_activations_goes_on() -> None:
+    """What autograd made, in steps that are recorded too; without torch's setting."""
+    model, x = nn.Linear(5, 5), torch.randn(3, 5)
+    kept: list[torch.Tensor] = []
+
+    def step() -> None:
+        one, other = model(x) + 1, model(x) + 2
+        torch.utils.swap_tensors(one, other)
+        (one + 0).sum().backward()
+        kept[:] = [one]
+
+    with gradscope.profiling(model, steps=2, warmup=1) as prof:
+        while not prof.step():
+            step()
+    assert any("torch.utils.swap_tensors" in note for note in prof.report.data.notes)
+    torch.utils.swap_tensors(kept[0], model(x))  # while the report lives
+    assert not prof.report.data.partial
+
+
 def test_behind_a_run_all_can_be_swapped(swapping: None) -> None:
     model = nn.Linear(4, 4)
     with gradscope.profiling(model, steps=1, warmup=1) as prof:

@@ -19,6 +19,7 @@ from gradscope.capture.result import SurveyStep
 from gradscope.capture.storages import sizes_text, tensors_in
 from gradscope.capture.survey import FLOPS, FlopMode, GraphTracer, LineTracer
 from gradscope.compat import new_profiler
+from gradscope.tensor_refs import swaps_seen
 
 _NOT_FOLLOWED = (
     "the program uses torch.compile: source lines and FLOPs are those of the compiled graphs, and what runs outside of "
@@ -38,8 +39,9 @@ _WITHOUT_GRAPHS = (
 )
 
 _NO_SHAPES = (
-    "input shapes are not measured: torch may swap this program's parameters (set_swap_module_params_on_conversion, or "
-    "a class of tensors of their own), and refuses to where its profiler has noted the shape"
+    "input shapes are not measured: this program may swap tensors (torch.utils.swap_tensors, "
+    "set_swap_module_params_on_conversion, or parameters of a class of tensors of their own), which torch "
+    "refuses to where its profiler has noted the shape"
 )
 
 
@@ -56,7 +58,7 @@ class Survey(Phase):
         self._profiler: Any = None
         self._compiled = False
         self._has_flops = False
-        self._plan, self._shapes, self._swaps = SurveyPlan(), True, False
+        self._plan, self._shapes, self._swaps, self._swapped_before = SurveyPlan(), True, False, swaps_seen()
         self._batches: dict[bool, dict[int, str]] = {True: {}, False: {}}  # by whether gradients were on
 
     def fits(self) -> bool:
@@ -77,11 +79,15 @@ class Survey(Phase):
         run = self.run
         self._plan = run.budget.survey()
         # Torch refuses to swap a tensor that its profiler has noted the shape of.
-        self._swaps = torch.__future__.get_swap_module_params_on_conversion() or any(
-            is_traceable_wrapper_subclass(held)
-            for module in run.capture.registry.alive()
-            for held in module._parameters.values()
-            if held is not None
+        self._swaps = (
+            swaps_seen() > self._swapped_before
+            or torch.__future__.get_swap_module_params_on_conversion()
+            or any(
+                is_traceable_wrapper_subclass(held)
+                for module in run.capture.registry.alive()
+                for held in module._parameters.values()
+                if held is not None
+            )
         )
         self._shapes = self._plan.shapes and not self._swaps
         self._compiled, traced = run.uses_compile(), run.may_trace()
