@@ -85,6 +85,7 @@ def _completed(about: WorkloadInfo, capture: Capture, trace: TimedTrace) -> Work
         steps=trace.measured,
         steps_left_out=len(trace.timed.left_out),
         steps_compiling=trace.timed.compiling,
+        steps_asked=capture.options.steps,
         model=", ".join(_models(names)),
         parameters=sum({id(parameter): parameter.numel() for parameter in parameters}.values()),
         events=trace.events,
@@ -108,9 +109,11 @@ def _is_partial(capture: Capture, about: WorkloadInfo, memory: MemoryResult | No
 
 def _with_unprofiled(step: StepTimes, capture: Capture, trace: TimedTrace) -> StepTimes:
     step = replace(step, waited_ns=trace.timed.waited_ns, taken=_all_taken(step.taken, trace.timed.taken))
-    if not capture.unprofiled_ns:
+    # Like with like: where something is compiled in steps that count, those that nothing watched count with it too.
+    walls = [*capture.unprofiled_ns, *(capture.unprofiled_compiling_ns if trace.timed.compiles else ())]
+    if not walls:
         return step
-    unprofiled = round(statistics.median(capture.unprofiled_ns))
+    unprofiled = round(statistics.median(walls))
     return replace(step, unprofiled_wall_ns=unprofiled, overhead=step.spread["wall"].median_ns / max(unprofiled, 1))
 
 

@@ -47,18 +47,18 @@ class _Swaps:
     def __init__(self) -> None:
         self.seen = 0
         self._count = 0
-        self._lock = threading.RLock()  # a collection may come while it is held
+        self.lock = threading.RLock()  # a collection may come while it is held
         self._undo: Callable[[], None] | None = None
 
     def one_more(self) -> None:
-        with self._lock:
+        with self.lock:
             self._count += 1
             swap: Any = torch.utils.swap_tensors
             if self._undo is None and not is_told_of(swap):
                 self._undo = tell(swap, _let_go, lambda *_: None)
 
     def one_less(self) -> None:
-        with self._lock:
+        with self.lock:
             self._count -= 1
             if not self._count and self._undo is not None:
                 self._undo()
@@ -71,10 +71,11 @@ _refs: weakref.WeakValueDictionary[int, TensorRef] = weakref.WeakValueDictionary
 
 def tensor_ref(tensor: torch.Tensor) -> TensorRef:
     """A weak reference to a tensor: the same one for all that ask while somebody holds it."""
-    known = _refs.get(id(tensor))
-    if known is None or known() is not tensor:
-        known = _refs[id(tensor)] = TensorRef(tensor)
-    return known
+    with _swaps.lock:  # of two that are made at once one would be let go of
+        known = _refs.get(id(tensor))
+        if known is None or known() is not tensor:
+            known = _refs[id(tensor)] = TensorRef(tensor)
+        return known
 
 
 def swaps_seen() -> int:
@@ -88,8 +89,9 @@ def _nothing() -> None:
 
 def _let_go(*tensors: Any) -> bool:
     _swaps.seen += 1
-    for tensor in tensors:
-        known = _refs.pop(id(tensor), None)
-        if known is not None and known() is tensor:
-            known.let_go()
+    with _swaps.lock:
+        for tensor in tensors:
+            known = _refs.pop(id(tensor), None)
+            if known is not None and known() is tensor:
+                known.let_go()
     return False

@@ -122,8 +122,8 @@ def _as_it_was(function: FunctionType) -> FunctionType:
     return called
 
 
-def _takes(code: CodeType) -> tuple[str, str, str, str]:
-    """The arguments as a definition takes them, as a call gives them away, those by position alone, and the first."""
+def _takes(code: CodeType, called: str) -> tuple[str, str, str, str]:
+    """The arguments as a definition takes them, a call that gives them away, those by position alone, and the first."""
     names = iter(code.co_varnames)
     plain = [next(names) for _ in range(code.co_argcount)]
     by_name = [next(names) for _ in range(code.co_kwonlyargcount)]
@@ -131,34 +131,31 @@ def _takes(code: CodeType) -> tuple[str, str, str, str]:
     named = [f"**{next(names)}"] if code.co_flags & inspect.CO_VARKEYWORDS else []
     only = plain[: code.co_posonlyargcount]
     takes = [*only, *(["/"] if only else []), *plain[len(only) :], *(rest or ["*"] * bool(by_name)), *by_name, *named]
-    # The frame of ours does not keep what the call may let go of, but for the first one.
-    gives = [*plain[:1], *map(_given, plain[1:]), *(map(_starred, rest) if plain else rest)]
-    gives += [*(f"{each}={_given(each)}" for each in by_name), *map(_starred, named)]
+    # The frame of ours does not keep what the call may let go of, but for the first one; with stars Python keeps it.
+    given, given_by_name = [*plain[:1], *map(_given, plain[1:])], [f"{each}={_given(each)}" for each in by_name]
+    call = f"{called}({', '.join((*given, *given_by_name))})"
+    if starred := " or ".join(each.lstrip("*") for each in (*rest, *named)):
+        call = f"{called}({', '.join((*given, *rest, *given_by_name, *named))}) if {starred} else {call}"
     first = plain[0] if plain else f"{rest[0]}[:1]" if rest else ""
-    return ", ".join(takes), ", ".join(gives), ", ".join((*plain, *rest)), first
+    return ", ".join(takes), call, ", ".join((*plain, *rest)), first
 
 
 def _given(name: str) -> str:
     return f"[{name}, {name} := None][0]"
 
 
-def _starred(name: str) -> str:
-    stars = name[: name.rindex("*") + 1]
-    return stars + _given(name[len(stars) :])
-
-
 def _code(code: CodeType, parts: tuple[Any, ...]) -> CodeType:
     """Code with the arguments of ``code``, its names and its place, which calls the parts."""
-    takes, gives, given, first = _takes(code)
     name = "told"
     while name in {*code.co_varnames, *code.co_freevars}:
         name += "_"
+    takes, call, given, first = _takes(code, f"{name}[1]")
     # What is named behind the return never runs: it makes a function that has the same cells.
     text = f"""def make({", ".join(code.co_freevars)}):
  def call({takes}):
   {name} = {_HERE!r}
-  if not {name}[0]({given}): return {name}[1]({gives})
-  try: return {name}[1]({gives})
+  if not {name}[0]({given}): return {call}
+  try: return {call}
   finally: {name}[2]({first})
   {", ".join(code.co_freevars) or None}
 """

@@ -84,7 +84,7 @@ class HooksAside:
     def until_compiled(self, context: AbstractContextManager[None]) -> Iterator[None]:
         """Have ``context`` until the block is left, but not from where any thread compiles, or enters compiled code.
 
-        For what Dynamo would guard: a class with another ``forward`` than before.
+        For what Dynamo would guard: a ``forward`` with other code than before.
         """
         mine = ExitStack()
         try:

@@ -37,6 +37,7 @@ class TimedSteps:
     completed: int = 0  # steps that ended, the settling ones included
     left_out: frozenset[int] = frozenset()  # numbers of steps that do not count, see capture/system.py
     compiling: int = 0  # how many of them compiled something
+    compiles: bool = False  # whether some that count did
     taken: Sequence[TakenStep] = ()  # all but the settling one
     waited_ns: int | None = None  # for a core, in the mean of the other steps; None where the system does not tell
     tables: list[EventTable] = field(default_factory=list)  # one a stretch that was read while the run went on
@@ -96,6 +97,7 @@ class Capture:
     steps_cut: int = 0  # steps that something of that kind ran inside of
     steps_needed: int = 0  # of all phases, for a whole report
     unprofiled_ns: list[int] = field(default_factory=list)  # wall time of each unprofiled step
+    unprofiled_compiling_ns: list[int] = field(default_factory=list)  # of those in which something was compiled
     notes: list[str] = field(default_factory=list)
     cycle: list[StepsOfOptimizer] = field(default_factory=list)  # of a training step; empty where there is one
     failed: dict[str, str] = field(default_factory=dict)  # parts of gradscope's own that failed, see guard.py

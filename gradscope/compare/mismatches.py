@@ -50,8 +50,8 @@ def _partial(run: RunData, name: str) -> Iterator[Mismatch]:
         steps = run.workload.steps
         count = f"{steps} measured {'step' if steps == 1 else 'steps'}"
         why = f"it ended early, after {count}"
-        if run.workload.steps_left_out:
-            why = f"{count}; {interrupters(run.workload)} interrupted the rest"
+        if who := interrupters(run.workload):
+            why = f"{count}; {who} interrupted the rest"
         text = f"the run {name} is partial: {why}"
         yield Mismatch("partial", text)
 

@@ -18,7 +18,10 @@ NOT_ITS_LOSS = "mean of the floating outputs: the target gives none, so this is 
 
 
 def interrupters(work: WorkloadInfo) -> str:
-    """What kept steps from counting: "other work", "torch.compile", or both."""
+    """Why fewer steps than asked for count: "other work", "torch.compile", or both; "" where the run ended before."""
+    lacks = not work.steps_asked or work.steps < work.steps_asked <= work.steps + work.steps_left_out
+    if not work.steps_left_out or not lacks:
+        return ""
     if not work.steps_compiling:
         return "other work"
     return "torch.compile" if work.steps_compiling == work.steps_left_out else "other work and torch.compile"
@@ -42,8 +45,8 @@ def partial_text(run: RunData) -> str:
     if not run.partial:
         return ""
     work = run.workload
-    steps, left_out = work.steps, work.steps_left_out
-    why = f"{interrupters(work)} interrupted the other steps" if left_out else "the run ended early"
+    steps, who = work.steps, interrupters(work)
+    why = f"{who} interrupted the other steps" if who else "the run ended early"
     return f"PARTIAL: {why}; what follows is from {steps} measured {'step' if steps == 1 else 'steps'}."
 
 

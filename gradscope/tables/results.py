@@ -271,6 +271,7 @@ class WorkloadInfo:
     batch: str | None = None  # tensors that the first call of a model in a step was given: "4x256 int64"
     steps_left_out: int = 0  # measured, and left out: the system interrupted them, or torch.compile compiled in them
     steps_compiling: int = 0  # those of them in which it compiled
+    steps_asked: int = 0  # how many were to be measured; 0 where nobody asked
     optimizer_steps: Mapping[str, int] | None = None  # of a step with several optimizers: {"critic": 3, "generator": 1}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from torch import nn
 
 import gradscope
 from gradscope.capture.phases import timed
+from gradscope.capture.phases.base import Phase
 from gradscope.capture.system import StepCost, compiling, interrupted
 from gradscope.tables import Spread, StepTimes, is_unreliable
 
@@ -148,24 +150,70 @@ def test_steps_in_which_something_is_compiled_do_not_count_where_others_do() -> 
 
 
 @pytest.mark.unsteady
-def test_a_step_that_compiles_is_left_out_and_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    from gradscope.capture.phases.base import Run
+@pytest.mark.parametrize(("step", "looks"), [(0, False), (1, False), (1, True)])
+def test_a_step_that_compiles_is_left_out_and_measured_again(
+    step: int, looks: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So is one in which all modules are looked at behind a compilation; and the first of the others."""
     from gradscope.report.header import head_rows
 
     monkeypatch.setattr(timed, "interrupted", lambda costs: [0] if len(costs) > 2 else [])
-    model, x = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 1)), torch.ones(4, 8)
-    runs: list[Run] = []
-    begin = timed.Timed.begin_step
-
-    def begin_step(self: timed.Timed) -> None:
-        begin(self)
-        runs.append(self.run)
-        if len(runs) == 3:  # the second of those that are measured
-            self.run.compilations += 1
-
-    monkeypatch.setattr(timed.Timed, "begin_step", begin_step)
-    run = gradscope.profile(model, x, steps=4, warmup=1).data
+    _compiling(monkeypatch, {1 + step}, timed.Timed, looks)  # behind the one that settles
+    run = gradscope.profile(nn.Linear(8, 1), torch.ones(4, 8), steps=4, warmup=1).data
     work = run.workload
     assert (work.steps, work.steps_left_out, work.steps_compiling) == (4, 2, 1)
+    assert [each.left_out for each in run.step.taken] == [True, True, False, False, False, False]
     measured = dict(head_rows(run, full=True))["measured"]
     assert "4 of 6 steps" in measured and "2 left out, 1 interrupted by torch.compile, 1 by the system" in measured
+
+
+@pytest.mark.unsteady
+@pytest.mark.parametrize(
+    ("alone", "measured", "wall"),
+    [
+        ({0, 1, 2, 3}, {0}, "others"),  # those behind the measured steps do not compile
+        (set(range(6)), {0}, None),  # there is none to compare with
+        (set(range(6)), set(range(9)), "all"),
+        ({0}, set(range(9)), "all"),
+    ],
+)
+def test_overhead_is_told_against_steps_that_compile_as_those_that_count_do(
+    alone: set[int], measured: set[int], wall: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from gradscope.report.header import head_rows
+
+    monkeypatch.setattr(timed, "interrupted", lambda costs: [])
+    _compiling(monkeypatch, alone, timed.Unprofiled)
+    _compiling(monkeypatch, measured, timed.Timed)
+    model, x = nn.Linear(8, 1), torch.ones(4, 8)
+    with gradscope.profiling(model, steps=4, warmup=1) as prof:
+        while True:
+            model(x).sum().backward()
+            if prof.step():
+                break
+    capture, run = prof._session.capture, prof.report.data  # type: ignore[union-attr]
+    assert (len(capture.unprofiled_ns), len(capture.unprofiled_compiling_ns)) == (6 - len(alone), len(alone))
+    walls = {
+        "others": capture.unprofiled_ns,
+        "all": capture.unprofiled_ns + capture.unprofiled_compiling_ns,
+        None: None,
+    }[wall]
+    assert run.step.unprofiled_wall_ns == (walls and round(statistics.median(walls)))
+    assert (run.step.overhead is None) is ("overhead not measured" in dict(head_rows(run, full=True))["measured"])
+    assert (run.step.overhead is None) is (wall is None)
+
+
+def _compiling(monkeypatch: pytest.MonkeyPatch, steps: set[int], kind: type[Phase], looks: bool = False) -> None:
+    """Have something compiled in steps of such phases, of which ``steps`` are the numbers."""
+    begun: list[Phase] = []
+    begin = kind.begin_step
+
+    def begin_step(self: Phase) -> None:
+        begin(self)
+        if len(begun) in steps and looks:
+            self.run.hooks_aside.looks += 1
+        elif len(begun) in steps:
+            self.run.compilations += 1
+        begun.append(self)
+
+    monkeypatch.setattr(kind, "begin_step", begin_step)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import sys
+import threading
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -49,8 +51,38 @@ def test_swaps_are_told_of_while_there_are_references() -> None:
 
 
 def test_an_id_that_is_given_again_is_another_tensors() -> None:
-    refs = [tensor_ref(torch.ones(2)) for _ in range(3)]
-    assert [ref() for ref in refs] == [None, None, None]
+    one = torch.ones(2)
+    ref, number = tensor_ref(one), id(one)
+    del one
+    assert ref() is None
+    made = [torch.ones(2)]
+    while id(made[-1]) != number:
+        assert len(made) < 10_000
+        made.append(torch.ones(2))
+    assert tensor_ref(made[-1])() is made[-1] and ref() is None
+
+
+def test_threads_that_refer_to_a_tensor_at_once_have_one_reference() -> None:
+    """Else a swap would find the other one."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for _ in range(100):
+            tensor, begin, refs = torch.ones(2), threading.Barrier(4), list[Any]()
+
+            def refer(tensor: torch.Tensor, begin: threading.Barrier, refs: list[Any]) -> None:
+                begin.wait(60)
+                refs.append(tensor_ref(tensor))
+
+            threads = [threading.Thread(target=refer, args=(tensor, begin, refs)) for _ in range(4)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            assert len({id(ref) for ref in refs}) == 1
+            torch.utils.swap_tensors(tensor, torch.zeros(2))
+    finally:
+        sys.setswitchinterval(interval)
 
 
 @pytest.mark.parametrize("how", ["to", "load", "swap"])

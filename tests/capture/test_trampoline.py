@@ -7,6 +7,7 @@ import gc
 import inspect
 import pickle
 import sys
+import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -132,21 +133,43 @@ def test_a_copy_of_its_code_in_another_process_runs_what_it_did(told: list[Any])
 
 
 def test_what_a_call_lets_go_of_is_gone_while_it_runs() -> None:
-    """As far as it is without: where Dynamo evaluates frames, Python itself keeps what a call was given."""
+    """As far as it is without: where Dynamo evaluates frames, Python itself keeps what a call was given.
+
+    It keeps what comes with stars, too, which alone comes without.
+    """
 
     class Thing:
         pass
 
-    def lets_go(self: Any, x: Any, *, by: Any) -> list[bool]:
-        seen = [weakref.ref(x), weakref.ref(by)]
+    def lets_go(self: Any, x: Any, *rest: Any, by: Any, **named: Any) -> list[bool]:
+        seen = [weakref.ref(each) for each in (x, by)]
+        del x, by
+        return [not rest and not named, *(each() is None for each in seen)]
+
+    def fewer(self: Any, x: Any, *, by: Any) -> list[bool]:
+        seen = [weakref.ref(each) for each in (x, by)]
         del x, by
         return [each() is None for each in seen]
 
-    alone = lets_go(None, Thing(), by=Thing())  # in an assert pytest would hold them
-    undo = tell(lets_go, lambda *_: True, lambda *_: None)
-    told = lets_go(None, Thing(), by=Thing())
+    for function in (lets_go, fewer):
+        alone = function(None, Thing(), by=Thing())  # in an assert pytest would hold them
+        undo = tell(function, lambda *_: True, lambda *_: None)
+        told = function(None, Thing(), by=Thing())
+        undo()
+        assert told == alone
+
+
+def test_behind_the_end_nothing_is_known_of_the_code() -> None:
+    """Its id is given again, to code of the program's maybe."""
+
+    def act() -> None:
+        """Do nothing."""
+
+    undo = tell(act, lambda: False, lambda: None)
+    made = act.__code__
+    assert is_made_here(made)
     undo()
-    assert told == alone
+    assert not is_made_here(made)
 
 
 def test_the_end_of_a_call_that_runs_is_told_of_when_no_other_is() -> None:
@@ -171,11 +194,16 @@ def test_names_of_the_functions_own() -> None:
         return args
 
     seen: list[Any] = []
-    for function in (act, only):
+    told = 4
+
+    def outer(one: int, two: int, three: int) -> Any:
+        return one, two, three if told else None
+
+    for function in (act, only, outer):
         undo = tell(function, lambda *args: seen.append(args) is None, lambda *first: seen.append(first))
         assert function(1, 2, 3) in {(1, 2, (3,)), (1, 2, 3)}
         undo()
-    assert seen == [(1, 2, 3), (1,)] * 2
+    assert seen == [(1, 2, 3), (1,)] * 3
 
 
 def test_its_frame_can_be_looked_at() -> None:
@@ -190,6 +218,7 @@ def test_its_frame_can_be_looked_at() -> None:
     one = Looks()
     code, line, names, kind = one.act()
     assert is_made_here(code) and (code.co_filename, code.co_name, line) == (__file__, "act", code.co_firstlineno)
+    assert (code.co_qualname, line) == (Looks.act.__qualname__, inspect.getsourcelines(Looks.act)[1])
     assert names["self"] is one and names["__class__"] is kind is Looks
     undo()
     assert not is_made_here(one.act()[0])
@@ -226,8 +255,11 @@ def test_what_no_call_runs_is_not_told_of() -> None:
     def one_by_one() -> Iterator[int]:
         yield 1
 
+    async def both() -> Any:
+        yield 1
+
     strange = compile("def act(self): pass", "f", "exec").co_consts[0].replace(co_varnames=("no name",))
-    assert not any(map(can_be_told_of, (later, one_by_one, len, Base, Base().act, FunctionType(strange, {}))))
+    assert not any(map(can_be_told_of, (later, one_by_one, both, len, Base, Base().act, FunctionType(strange, {}))))
     assert can_be_told_of(Base.act)
 
 
@@ -236,9 +268,10 @@ def test_calls_in_a_context() -> None:
 
     @contextmanager
     def around() -> Iterator[None]:
-        seen.append("in")
+        number = len(seen)
+        seen.append(("in", number))
         yield
-        seen.append("out")
+        seen.append(("out", number))
 
     def act(deeper: bool) -> None:
         seen.append(deeper)
@@ -251,4 +284,30 @@ def test_calls_in_a_context() -> None:
     with pytest.raises(KeyError):
         act(True)
     undo()
-    assert seen == ["in", True, "in", False, "out", "out"] and not is_told_of(act)
+    assert seen == [("in", 0), True, ("in", 2), False, ("out", 2), ("out", 0)] and not is_told_of(act)
+
+
+def test_each_thread_is_in_contexts_of_its_own() -> None:
+    seen: list[Any] = []
+    first, second = threading.Event(), threading.Event()
+
+    @contextmanager
+    def around() -> Iterator[None]:
+        yield
+        seen.append(threading.current_thread().name)
+
+    def act(waits: bool) -> None:
+        if waits:
+            first.set()
+            assert second.wait(60)
+
+    undo = surround(act, around)
+    thread = threading.Thread(target=act, args=(True,), name="other")
+    thread.start()
+    assert first.wait(60)
+    act(False)
+    assert seen == [threading.current_thread().name]
+    second.set()
+    thread.join()
+    undo()
+    assert seen[1:] == ["other"]

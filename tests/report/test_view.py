@@ -322,6 +322,9 @@ def test_the_head_says_how_it_was_measured() -> None:
     for count, who in ((3, "torch.compile"), (1, "other work and torch.compile")):
         compiling = dataclasses.replace(interrupted.workload, steps_compiling=count)
         assert partial_text(dataclasses.replace(interrupted, workload=compiling)).startswith(f"PARTIAL: {who} interr")
+    for asked, why in ((20, "the run ended early"), (8, "other work interr"), (5, "the run ended early")):
+        steps = dataclasses.replace(interrupted.workload, steps_asked=asked)  # 5 count, 3 do not
+        assert partial_text(dataclasses.replace(interrupted, workload=steps)).startswith(f"PARTIAL: {why}")
 
 
 def test_in_short_the_head_takes_a_row_for_the_run() -> None:

@@ -148,7 +148,7 @@ class Timed(Phase):
 
     def _look_for_calls_by_hand(self) -> None:
         run, timed = self.run, self._timed
-        # Dynamo raises where a class gets another forward while it guards that.
+        # Dynamo guards the code of a forward, and would compile it anew.
         if not run.uses_compile():
             timed.recorder.look_for_calls_by_hand(timed.passes.leaves, run.surroundings.models())
 
@@ -194,6 +194,7 @@ class Timed(Phase):
         left_out = self._left_out()
         self._timed.left_out = frozenset(SETTLING_STEPS + number for number in left_out)
         self._timed.compiling = len(compiling(self._costs))
+        self._timed.compiles = any(cost.compiled for number, cost in enumerate(self._costs) if number not in left_out)
         self._timed.taken = [TakenStep(cost.wall_ns, number in left_out) for number, cost in enumerate(self._costs)]
         kept = [cost.waited_ns for number, cost in enumerate(self._costs) if number not in left_out]
         if kept and self._waited is not None:
@@ -272,4 +273,5 @@ class Unprofiled(Phase):
         return True  # a step begins anew
 
     def keep(self) -> None:
-        self.run.capture.unprofiled_ns += self._walls_ns or self._compiling_ns
+        self.run.capture.unprofiled_ns += self._walls_ns
+        self.run.capture.unprofiled_compiling_ns += self._compiling_ns
