@@ -7,12 +7,14 @@ Everything that gradscope runs inside the user's process, between two of the use
 from __future__ import annotations
 
 import functools
+import inspect
 import os
 import signal
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from types import FunctionType, MethodType
+from itertools import pairwise, starmap
+from types import FrameType, FunctionType, MethodType
 from typing import Any
 
 # Set it to see the traceback of each error that became a note.
@@ -100,10 +102,24 @@ class Guard:
 
 
 def is_of_a_signal(error: BaseException) -> bool:
-    """Check that the error passed through a handler that is registered with :mod:`signal`."""
+    """Check that the error passed through a handler of a signal's.
+
+    That is one that is registered with :mod:`signal`, or what was called with a signal's number and the frame that it
+    was called from: the handler may be an object, or have put another one in its place by now.
+    """
     handlers = {_code(signal.getsignal(number)) for number in signal.valid_signals()} - {None}
-    frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
-    return any(frame.f_code in handlers for frame in frames)
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return any(frame.f_code in handlers for frame in frames) or any(starmap(_interrupts, pairwise(frames)))
+
+
+def _interrupts(interrupted: FrameType, handler: FrameType) -> bool:
+    """Check that a frame was given the one that called it, behind a number."""
+    code, names = handler.f_code, handler.f_locals
+    given = [names.get(name) for name in code.co_varnames[: code.co_argcount]]
+    if code.co_flags & inspect.CO_VARARGS:
+        rest = names.get(code.co_varnames[code.co_argcount + code.co_kwonlyargcount])
+        given += rest if type(rest) is tuple else ()
+    return any(type(number) in {int, signal.Signals} and each is interrupted for number, each in pairwise(given))
 
 
 def _code(handler: Any) -> Any:

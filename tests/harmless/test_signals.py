@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,6 +15,8 @@ from torch.nn.modules import module as torchs
 from torch.optim import optimizer as optimizers
 
 import gradscope
+from gradscope.capture import guard as guards
+from gradscope.capture.guard import Guard
 from gradscope.capture.phases.base import Phase
 from gradscope.capture.session import Session
 
@@ -123,3 +127,48 @@ def test_the_program_trains_on_and_nothing_of_ours_is_left(
     if caught:
         assert train(limit, 60)[1].data.workload.steps == 2  # another one begins as ever
         assert left() == before
+
+
+class _Limits:
+    def __call__(self, number: int, frame: Any) -> None:
+        raise TimeLimit
+
+    def method(self, number: int, frame: Any) -> None:
+        raise TimeLimit
+
+
+def _puts_another_in_its_place(*_: Any) -> None:
+    signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+    raise TimeLimit
+
+
+def _with_a_reason(reason: str, *_: Any) -> None:
+    raise TimeLimit(reason)
+
+
+@pytest.mark.parametrize(
+    "handler",
+    [_Limits(), _Limits().method, _puts_another_in_its_place, functools.partial(_with_a_reason, "late")],
+    ids=["object", "method", "once", "partial"],
+)
+def test_a_handler_of_any_kind_is_the_programs(handler: Any) -> None:
+    guard, before = Guard(), signal.getsignal(signal.SIGUSR1)
+    signal.signal(signal.SIGUSR1, handler)
+    try:
+        with pytest.raises(TimeLimit), guard.over("something"):
+            signal.raise_signal(signal.SIGUSR1)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert not guard.failed
+
+
+@pytest.mark.parametrize("number", [None, "10", 10])
+def test_an_error_of_what_was_given_a_frame_is_no_signals(number: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def looks(frame: Any, number: Any) -> None:
+        raise KeyError
+
+    monkeypatch.setattr(guards, "listeners", [])
+    guard = Guard()
+    with guard.over("something"):
+        looks(sys._getframe(), number)
+    assert guard.failed == {"something": "KeyError"}
