@@ -165,6 +165,7 @@ def build_result(
         rows = with_graph_flops(rows, compiled.flops, compiled.uncounted | uncounted, len(assigned.steps))
         rows = without_backward_flops(rows) if compiled.passes_untold else rows
         notes += compiled.notes()
+        notes += _uncounted_notes(len(uncounted & {layer for layer, _ in compiled.flops}))
 
     def by_origin(part: Contribution) -> list[Contribution]:
         return [part] if compiled is None else give_to_origins(assigned, [part], compiled)
@@ -202,6 +203,16 @@ def _uncounted(
             mine = (part.category(assigned) == Category.FORWARD) & (owner >= 0) & counted[part.op]
             found.update(owner[mine & (assigned.steps.of_row[part.row] >= 0)].tolist())
     return frozenset(number for number in found if not rows[number].forward_flops)
+
+
+def _uncounted_notes(layers: int) -> list[str]:
+    if not layers:
+        return []
+    who = "1 layer" if layers == 1 else f"{layers} layers"
+    return [
+        f"FLOPs of {who} are not told, nor of what holds them: they also ran outside of what was compiled, as an "
+        "evaluation may, in other measured steps than the survey's"
+    ]
 
 
 def _sum(cells: Cells, mask: np.ndarray) -> int:  # type: ignore[type-arg]

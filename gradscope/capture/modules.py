@@ -105,10 +105,11 @@ class SpanRecorder:
         return set(self._opened[1::4])
 
     def table(self) -> SpanTable:
-        """All spans so far, row k for span k."""
+        """All spans so far, row k for span k; a handler of a signal that raised may have kept some from being noted."""
         number, labels, first, callers = _columns(self._opened, 4)
-        label, caller = np.full((2, len(number)), -1, np.int64)
-        low, opened = np.zeros((2, len(number)), np.int64)
+        count = int(number.max(initial=-1)) + 1
+        label, caller = np.full((2, count), -1, np.int64)
+        low, opened = np.zeros((2, count), np.int64)
         label[number], low[number], caller[number] = labels, first, callers
         high = low.copy()
         number, *noted = _columns(self._closed, 5)

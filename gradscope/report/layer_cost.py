@@ -81,18 +81,26 @@ _AMOUNTS = tuple(f.name for f in fields(Amounts) if f.name not in _LIMITED)
 _OPTIONAL = frozenset(f.name for f in fields(Amounts) if f.default is None) - frozenset(_LIMITED)
 
 
+_RATED = {"flops": ("forward_ns", "backward_ns"), "backward_flops": ("backward_ns",)}  # over these times
+
+
 def add_up(parts: Sequence[Amounts]) -> Amounts:
-    """The sum; a value that some parts lack is the sum of those that have it."""
+    """The sum; a value that some parts lack is the sum of those that have it, but for operations: they are a rate's."""
     if len(parts) == 1:
         return parts[0]
     sums: dict[str, Any] = {}
     for name in _AMOUNTS:
         known = [value for part in parts if (value := getattr(part, name)) is not None]
-        sums[name] = sum(known) if known or name not in _OPTIONAL else None
+        lacks = any(_takes_time(part, _RATED.get(name, ())) for part in parts if getattr(part, name) is None)
+        sums[name] = sum(known) if (known and not lacks) or name not in _OPTIONAL else None
     for name in _LIMITED:
         known = [value for part in parts if (value := getattr(part, name)) is not None]
         sums[name] = sum_of(known) if known else None
     return Amounts(**sums)
+
+
+def _takes_time(part: Amounts, times: Sequence[str]) -> bool:
+    return any(getattr(part, name) for name in times)
 
 
 def amounts_of(row: LayerRow) -> Amounts:

@@ -115,7 +115,7 @@ def _numbers(tree: Tree, scale: units.TimeScale) -> list[_Number]:
         *_present(top, units.size, ("saved_total_bytes", "saved", 2, "saved_bytes")),
         *(
             [_Number(Column("flops", "GFLOP/s", drop=11), str, _rate)]
-            if (top.flops, top.backward_flops) != (None, None)
+            if any((it.flops, it.backward_flops) != (None, None) for it in (row.node.total for row in tree.rows))
             else ()
         ),
         *_present(top, time, ("accumulate_ns", "accum", 12), ("gradient_sum_ns", "fan-out", 13)),

@@ -41,6 +41,22 @@ def test_a_call_in_which_recording_ends_is_around_none_that_follows() -> None:
     assert len(recorder._spans._closed) == 5 * recorder.opened()
 
 
+def test_a_span_that_was_interrupted_before_it_was_noted_has_a_row_of_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the handler of a signal that raised."""
+    spans = SpanRecorder("test ")
+    spans.close(spans.open(4))
+    with monkeypatch.context() as patch, pytest.raises(TimeoutError):
+        patch.setattr(modules, "sequence_number", _raises)
+        spans.open(5)
+    spans.close(spans.open(6))
+    assert spans.table().label.tolist() == [4, -1, 6]
+    assert SpanRecorder("test ").table().label.tolist() == []
+
+
+def _raises() -> int:
+    raise TimeoutError
+
+
 @pytest.mark.parametrize("depth", [0, 1])
 @pytest.mark.parametrize("lost", [1, 20])
 def test_calls_that_never_return_end_with_the_one_around_them(

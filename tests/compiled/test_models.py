@@ -13,6 +13,7 @@ from torch.torch_version import __version__ as torch_version
 
 from gradscope.ops import ATEN_MATMULS, ZEROS_OF_UNUSED
 from gradscope.report.runfile import load_run
+from gradscope.report.view import build_view
 from gradscope.tables import RunData
 
 from .models import BESIDE, CASES, HELD, SUMS
@@ -24,6 +25,7 @@ OWN = {
     "custom",
     "untold",
     "begun",
+    "evaluated",
     "more",
     "scored",
     *SUMS,
@@ -233,6 +235,17 @@ def test_of_a_forward_pass_that_was_compiled_before_flops_are_not_known(runs: di
         assert (found[path].forward_flops, found[path].backward_flops) == (None, eager[path].backward_flops), path
     assert any("compiled before the measurement began" in note for note in runs["begun"].notes)
     assert not any("compiled before the measurement began" in note for note in runs["whole"].notes)
+
+
+def test_of_a_layer_that_runs_uncompiled_too_where_nobody_counts_flops_are_not_known(runs: dict[str, RunData]) -> None:
+    """Nor of what holds it, in the tables; and a note says so."""
+    run = runs["evaluated"]
+    rows = {row.path: row for row in run.layers}
+    assert [rows[path].flops for path in ("blocks.0.up", "blocks.1.down", "head")] == [None] * 3
+    assert any(note.startswith("FLOPs of 5 layers are not told") for note in run.notes), run.notes
+    assert not any("FLOPs" in note for note in runs["whole"].notes)
+    tree = build_view(run).tree
+    assert all(row.node.total.flops is None for row in tree.rows if row.node.path in {"", "blocks", "blocks.0"})
 
 
 def test_a_break_of_the_graph_is_told_with_its_line(runs: dict[str, RunData]) -> None:
