@@ -352,7 +352,8 @@ def _top_names(tops: Sequence[nn.Module], known: Mapping[str, nn.Module]) -> lis
         if top is main:
             names.append("")
             continue
-        wanted = variables.get(id(top), type(top).__name__)
+        model = compiled_from(top)  # it has its layers' names with and without torch.compile where it has one itself
+        wanted = variables.get(id(model)) or variables.get(id(top)) or type(model).__name__
         name, number = wanted, 2
         while name in taken:
             name, number = f"{wanted}#{number}", number + 1

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
 from torch import nn
 
 from gradscope.capture.naming import name_modules
+
+# torch.compile loads what warns of torch.jit.
+pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script_method`:DeprecationWarning")
 
 
 def _paths(roots: list[nn.Module], known: dict[str, nn.Module]) -> dict[str, str | None]:
@@ -74,3 +82,15 @@ def test_the_source_of_a_users_class_is_its_forward() -> None:
     assert own.source is not None
     assert own.source.endswith(f"test_naming.py:{line}")
     assert linear.source is None
+
+
+@pytest.mark.parametrize(
+    ("names", "path"),
+    [(("net", "model"), "net"), (("model", "net"), "net"), ((None, "model"), "model"), ((), "Linear")],
+)
+def test_what_is_compiled_has_the_name_of_the_model_that_it_is_made_of(names: Sequence[str], path: str) -> None:
+    """Of two models each is a tree; compiled or not the layers have the same names."""
+    net, other = nn.Linear(4, 4), nn.Linear(4, 4)
+    compiled: Any = torch.compile(net, backend="eager")
+    known = {name: each for name, each in zip(names, (net, compiled), strict=False) if name is not None}
+    assert list(_paths([compiled, other], {**known, "ema": other})) == [path, "ema"]

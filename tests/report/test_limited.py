@@ -310,3 +310,12 @@ def test_the_page_has_the_columns_where_there_are_limits() -> None:
     assert layers["forward_limit_ns"][place] == row.forward_limit_ns
     assert record["strings"][layers["bound_by"][place]] == "compute"
     assert "backward_limit_ns" not in page_record([fixtures.gpt(4)])["runs"][0]["layers"]
+
+
+@pytest.mark.parametrize(("time", "whole"), [(0, 7), (5, None)])
+def test_operations_of_what_takes_time_and_has_none_told_leave_the_sum_unknown(time: int, whole: int | None) -> None:
+    """A rate over all of the time, of a part of the operations, would be too low."""
+    known, unknown = Amounts(flops=7, backward_flops=7, backward_self_ns=3), Amounts(backward_self_ns=time)
+    assert (add_up([known, unknown]).flops, add_up([known, unknown]).backward_flops) == (whole, whole)
+    forward = Amounts(forward_ns=time)
+    assert (add_up([known, forward]).flops, add_up([known, forward]).backward_flops) == (whole, 7)
