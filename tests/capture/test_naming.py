@@ -86,7 +86,7 @@ def test_the_source_of_a_users_class_is_its_forward() -> None:
 
 @pytest.mark.parametrize(
     ("names", "path"),
-    [(("net", "model"), "net"), (("model", "net"), "net"), ((None, "model"), "model"), ((), "Linear")],
+    [(("net", "model"), "net"), (("model", "net"), "model"), ((None, "model"), "model"), ((), "Linear")],
 )
 def test_what_is_compiled_has_the_name_of_the_model_that_it_is_made_of(names: Sequence[str], path: str) -> None:
     """Of two models each is a tree; compiled or not the layers have the same names."""
