@@ -21,12 +21,13 @@ from gradscope.chrome.host import UNSEEN, Host
 from gradscope.chrome.reading import ANNOTATION, BACKWARD, CALL, HOST, MODULE, RUNTIME, Exported, ns
 from gradscope.chrome.steps import OPTIMIZER_STEP, StepBounds, find_steps
 from gradscope.errors import TraceFileError
+from gradscope.ops import COMPILED_REGION
 from gradscope.tables import BEFORE_THE_TRACE, EventTable, Int32Column, IntColumn, KernelTable, RowKind, SpanTable
 from gradscope.trace.events import launchers, make_table, parts_of_ops, row_order, sums_of_kept, without_rows
 from gradscope.trace.names import USER_SCOPE
 from gradscope.trace.tree import Interner, RawColumns
 
-_COMPILED_AUTOGRAD = "Torch-Compiled Region: !"  # so begin the regions that dynamo made of backward passes
+_COMPILED_AUTOGRAD = f"{COMPILED_REGION}: !"  # so begin the regions that dynamo made of backward passes
 _REDUCERS = ("torch::distributed::reducer::", "torch.distributed.ddp.reducer::")
 _BEHIND = re.compile(r"post_backward|reducer::")  # what runs behind the last node, by its name
 _GRAPH_LAUNCHES = ("cudaGraphLaunch", "cuGraphLaunch", "hipGraphLaunch")

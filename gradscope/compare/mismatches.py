@@ -7,6 +7,7 @@ from typing import Any
 
 from gradscope import units
 from gradscope.compare.changes import Mismatch
+from gradscope.ops import COMPILED_REGION
 from gradscope.report.header import interrupters
 from gradscope.tables import LayerRow, RunData
 
@@ -87,11 +88,14 @@ def _text(value: Any) -> str:
 
 def _shapes(before: RunData, after: RunData) -> Iterator[Mismatch]:
     """Operations of the same layer and phase that were given tensors of other sizes: another batch, most likely."""
-    # A gradient is written for each parameter of a layer, under one name: the shape is that of one of them.
-    shapes = {(op.layer, op.phase, op.name): op.shape for op in before.ops if op.shape and op.phase != "accumulate"}
+    # A gradient is written for each parameter of a layer, under one name: the shape is that of one of them. So it is
+    # where one run has other calls of that name too, of which a compiled one has few.
+    shapes = {
+        (op.layer, op.phase, op.name, op.calls): op.shape for op in before.ops if op.shape and op.phase != "accumulate"
+    }
     others = []
     for op in after.ops:
-        shape = shapes.get((op.layer, op.phase, op.name))
+        shape = shapes.get((op.layer, op.phase, op.name, op.calls))
         if shape and op.shape and shape != op.shape:
             others.append((op, shape))
     if not others:
@@ -106,9 +110,14 @@ def _layers(before: RunData, after: RunData) -> Iterator[Mismatch]:
     rows = {row.path: row for row in before.layers}
     pairs = [(rows[row.path], row) for row in after.layers if row.path in rows]
     yield from _layers_differ("parameters by layer", pairs, lambda row: str(row.parameters))
-    # Inside of a compiled graph no module is called.
-    called = [pair for pair in pairs if all(row.calls or row.estimated_ns is None for row in pair)]
-    yield from _layers_differ("calls a step by layer", called, lambda row: units.calls(row.calls))
+    if _is_compiled(before) == _is_compiled(after):
+        # Inside of a compiled graph no module is called.
+        called = [pair for pair in pairs if all(row.calls or row.estimated_ns is None for row in pair)]
+        yield from _layers_differ("calls a step by layer", called, lambda row: units.calls(row.calls))
+
+
+def _is_compiled(run: RunData) -> bool:
+    return any(op.name.startswith(COMPILED_REGION) for op in run.ops)
 
 
 def _layers_differ(

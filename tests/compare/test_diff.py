@@ -418,6 +418,25 @@ def test_of_gradients_that_are_written_no_shapes_are_compared() -> None:
     assert not compare(with_shape("[128]"), with_shape("[128, 64]")).mismatches
 
 
+def test_of_operations_that_one_run_has_more_of_no_shapes_are_compared() -> None:
+    """What is compiled has none, and the shape in a table is the most frequent one."""
+
+    def with_shape(shape: str, calls: float) -> RunData:
+        return dataclasses.replace(run(LAYERS), ops=[OpRow(None, "forward", "aten::to", calls, 0, shape)])
+
+    assert not compare(with_shape("[4, 32, 500]", 3), with_shape("[4, 32]", 1)).mismatches
+
+
+@pytest.mark.parametrize("both", [True, False])
+def test_calls_are_compared_of_runs_that_are_both_compiled_or_not(both: bool) -> None:
+    """Inside of a graph no module is called."""
+    region = [OpRow("", "forward", "Torch-Compiled Region: 0/0", 1, 0)]
+    one = dataclasses.replace(run(LAYERS), ops=region if both else [])
+    other = [dataclasses.replace(row, calls=0) for row in one.layers]
+    found = compare(one, dataclasses.replace(one, layers=other, ops=region)).mismatches
+    assert [each.what for each in found] == ["calls a step by layer"] * both
+
+
 def test_other_counts_of_calls_are_named() -> None:
     one = run(LAYERS)
     rows = [dataclasses.replace(row, calls=2.5) for row in one.layers]
