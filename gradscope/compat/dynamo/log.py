@@ -57,24 +57,25 @@ class CompileLog:
         self._step = 0  # the program's, that runs
         self._began = time.time()
         self._broken = len(_noted_breaks())
-        self._records: dict[int, tuple[Any, int]] = {}  # by id, theirs for as long as they are held here; and the step
+        # By id, theirs for as long as they are held here; the step; and whether errors were suppressed then.
+        self._records: dict[int, tuple[Any, int, bool]] = {}
 
     def collect(self) -> None:
         """Take what there is: torch itself keeps the latest 64 alone."""
         utils = sys.modules.get(f"{DYNAMO}.utils")
         for each in () if utils is None else utils.get_compilation_metrics():
             if (each.start_time or 0.0) >= self._began:
-                self._records.setdefault(id(each), (each, self._step))
+                self._records.setdefault(id(each), (each, self._step, _suppresses()))
 
     def end_step(self, number: int) -> None:
-        """The program's step ``number`` begins. Of the last compilation torch tells once it is over."""
+        """Behind this the program's step ``number`` begins. Of the last compilation torch tells once it is over."""
         self.collect()
         self._step = number
 
     def compilations(self) -> list[Compilation]:
         """Each frame that was compiled, with its backward pass, which is compiled when that runs first."""
         backward = Counter[str]()
-        for each, _ in self._metrics():
+        for each, *_ in self._metrics():
             if not each.co_filename:
                 backward[str(each.compile_id)] += getattr(each, "backward_cumulative_compile_time_us", None) or 0
         return [
@@ -89,25 +90,25 @@ class CompileLog:
                 int(resumed[2]) if (resumed := _RESUMED.fullmatch(each.co_name or "")) else None,
                 step,
             )
-            for each, step in self._metrics()
+            for each, step, _ in self._metrics()
             if each.co_filename
         ]
 
-    def _metrics(self) -> list[tuple[Any, int]]:
+    def _metrics(self) -> list[tuple[Any, int, bool]]:
         self.collect()
         return list(self._records.values())
 
     def has_compiled(self) -> bool:
         """Check that a graph was compiled, or that torch does not tell: of a frame that it leaves as it is none was."""
-        metrics = [each for each, _ in self._metrics() if each.co_filename]
+        metrics = [each for each, *_ in self._metrics() if each.co_filename]
         return not metrics or any(each.graph_op_count and not each.fail_type for each in metrics)
 
     def tells_of_hooks(self) -> bool:
         """Check that something was compiled again for hooks on all modules: Dynamo has guarded which there are."""
-        return any("_global_forward" in (each.recompile_reason or "") for each, _ in tuple(self._records.values()))
+        return any("_global_forward" in (each.recompile_reason or "") for each, *_ in tuple(self._records.values()))
 
     def failures(self) -> list[Failure]:
-        """Each frame that a backend, or Dynamo itself, raised for."""
+        """Each frame that a backend, or Dynamo itself, raised for, and that the program was not told of."""
         return [
             Failure(
                 users_name(each.co_name or ""),
@@ -115,8 +116,8 @@ class CompileLog:
                 each.co_firstlineno or 0,
                 " ".join(_ADDRESS.sub("", str(each.fail_reason)).split()),
             )
-            for each, _ in self._metrics()
-            if each.co_filename and each.fail_type in _FAILED
+            for each, _, suppressed in self._metrics()
+            if each.co_filename and each.fail_type in _FAILED and suppressed
         ]
 
     def breaks(self) -> list[GraphBreak]:
@@ -133,8 +134,8 @@ class CompileLog:
                 _reason(each.fail_reason),
                 skipped=(users_name(each.co_name or ""), each.co_filename, each.co_firstlineno or 0),
             )
-            for each, _ in self._metrics()
-            if each.fail_type and each.fail_user_frame_filename
+            for each, *_ in self._metrics()
+            if each.fail_type and each.fail_type not in _FAILED and each.fail_user_frame_filename
         ]
 
 
@@ -155,6 +156,12 @@ def _reason(text: Any) -> str:
 
 def _first_line(text: Any) -> str:
     return str(text).strip().partition("\n")[0]
+
+
+def _suppresses() -> bool:
+    """Whether a function is run as it was written where compiling it fails; else the program is told of the error."""
+    config = sys.modules.get(f"{DYNAMO}.config")
+    return bool(getattr(config, "suppress_errors", False))
 
 
 def _noted_breaks() -> list[Any]:

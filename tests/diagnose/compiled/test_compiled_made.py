@@ -91,6 +91,16 @@ def test_an_evaluation_is_compiled_once_too(reason: str) -> None:
     assert "at 4 versions" in finding.evidence  # it is a version all the same
 
 
+def test_a_method_that_several_classes_inherit_is_compiled_once_for_each() -> None:
+    classes = [again(reason=f"___check_type_id(self, {94179303688368 + n}), type=<class 'B{n}'>") for n in range(3)]
+    assert not found("recompiles", again=[*classes, again()])  # and one size has changed
+    (finding,) = found("recompiles", again=classes, limit=4)
+    check_words(finding)
+    assert "at 4 versions" in finding.evidence and "___check_type_id(self), type=<class 'B2'>" in finding.evidence
+    (finding,) = found("recompiles", again=[*classes, again(), again(reason=ROWS)])
+    assert "compiled again 5 times" in finding.evidence
+
+
 def test_another_guard_than_a_size_has_other_advice() -> None:
     (finding,) = found("recompiles", again=[again(reason="L['step'] == 3"), again(reason="L['step'] == 4")])
     check_words(finding)

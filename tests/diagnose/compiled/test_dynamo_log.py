@@ -138,12 +138,34 @@ def test_a_function_that_is_left_as_it_is_has_a_break(monkeypatch: pytest.Monkey
     assert log.failures() == []
 
 
-def test_an_error_that_is_suppressed_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("suppressed", [True, False])
+@pytest.mark.parametrize(
+    "error", ["BackendCompilerFailed", "InternalTorchDynamoError", "InductorError", "TorchRuntimeError"]
+)
+def test_an_error_that_is_suppressed_is_a_failure(
+    error: str, suppressed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No break of a graph; one that the program was told of, and caught, is neither."""
     noted = Torch(monkeypatch)
+    monkeypatch.setitem(sys.modules, "torch._dynamo.config", SimpleNamespace(suppress_errors=suppressed))  # type: ignore[arg-type]
     log = CompileLog()
     noted.compiles("many", failed="RecompileLimitExceeded")  # the rule about those tells it
-    noted.compiles("forward", failed="BackendCompilerFailed")
-    assert log.failures() == [Failure("forward", "model.py", 6, "BackendCompilerFailed of it and more")]
+    noted.compiles("torch_dynamo_resume_in_forward_at_8", failed=error)
+    log.collect()
+    monkeypatch.setitem(sys.modules, "torch._dynamo.config", SimpleNamespace(suppress_errors=not suppressed))  # type: ignore[arg-type]
+    assert log.failures() == [Failure("forward", "model.py", 6, f"{error} of it and more")] * suppressed
+    assert [each.skipped for each in log.breaks()] == [("many", "model.py", 6)]
+
+
+def test_it_is_told_of_hooks_by_any_of_the_compilations(monkeypatch: pytest.MonkeyPatch) -> None:
+    noted = Torch(monkeypatch)
+    log = CompileLog()
+    noted.compiles("forward")
+    noted.compiles("forward")
+    log.collect()
+    assert not log.tells_of_hooks()
+    noted.records[1].recompile_reason = "len(_global_forward_hooks) == 0"
+    assert log.tells_of_hooks()
 
 
 @pytest.mark.parametrize(

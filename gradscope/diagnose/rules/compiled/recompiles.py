@@ -10,7 +10,8 @@ Pattern: a function that was compiled again twice at least since gradscope began
 all in one step: an optimizer's function is compiled once for each parameter's shape, and that is all. Once is how
 torch.compile finds out that a size changes: it then compiles for any size. Where the same size fails again, it was told
 not to, or the code fixes that size, as layers of one class do that have other widths. What is compiled for an
-evaluation too, or for inputs that need no gradient, is so once, and does not count.
+evaluation too, or for inputs that need no gradient, is so once, and does not count; nor does what is compiled for
+another class, as a method that several inherit, unless there are as many as the limit allows.
 Evidence: how often, what that took, and the last reason, as Dynamo gives it.
 Estimate: none. Once everything has been compiled nothing of it is left, and steps that compile do not count unless
 most of them do; at the limit (``torch._dynamo.config.recompile_limit``) the function runs uncompiled from then on.
@@ -36,6 +37,8 @@ _FEWEST = 2
 _SIZES = re.compile(r"size mismatch|stride mismatch|rank mismatch")
 _ONE_SIZE = re.compile(r"tensor '(.+)' size mismatch at index (\d+)")
 _MODES = re.compile(r"GLOBAL_STATE changed|requires_grad mismatch|\.training\b|grad_mode")
+_CLASSES = re.compile(r"___check_type_id\(")
+_NUMBER = re.compile(r", \d{9,}\)")  # of a class or an object: another one in each run
 _BRANCHED = re.compile(r"\.(?:size\(\)|shape)\[")  # on a size that is not fixed
 _LONGEST = 160  # characters of a reason
 
@@ -48,8 +51,10 @@ def find(case: Case) -> Iterator[Finding]:
     for (place, function), again in functions.items():
         found = [each for each in again if not _MODES.search(each["reason"])]
         versions = len(again) + 1
-        steps = {each.get("step", number) for number, each in enumerate(found)}
-        if len(found) >= _FEWEST and (len(steps) > 1 or _stops(case, versions)):
+        stops = _stops(case, versions)
+        counted = [each for each in found if stops or not _CLASSES.search(each["reason"])]
+        steps = {each.get("step", number) for number, each in enumerate(counted)}
+        if len(counted) >= _FEWEST and (len(steps) > 1 or stops):
             yield _finding(case, place, function, found, versions)
 
 
@@ -60,7 +65,7 @@ def _stops(case: Case, versions: int) -> bool:
 
 
 def _finding(case: Case, place: str, function: str, found: Sequence[Mapping[str, Any]], versions: int) -> Finding:
-    reason = next((each["reason"] for each in reversed(found) if each["reason"]), "")
+    reason = _NUMBER.sub(")", next((each["reason"] for each in reversed(found) if each["reason"]), ""))
     took = round(sum(each["seconds"] for each in found) * 1e9)
     evidence = f"compiled again {several(len(found), 'time')} since profiling began, {time_text(took)} in all"
     stops = _stops(case, versions)
