@@ -27,6 +27,7 @@ from gradscope.compat import (
     hook_dicts,
     keep_eager,
     swap_engine_entry,
+    traces_for_compile,
     transforms_run,
     untraced,
 )
@@ -67,6 +68,8 @@ class BackwardWatch:
 
     def _wrap(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def run_backward(roots: Any, *args: Any, **kwargs: Any) -> Any:
+            if traces_for_compile():
+                return original(roots, *args, **kwargs)  # of torch's own: no pass of the program's
             outermost = graph_task_id() == -1
             ends_step = outermost and not is_capturing()
             self.captured += outermost and not ends_step

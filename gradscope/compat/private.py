@@ -86,6 +86,11 @@ def transforms_run() -> bool:
     return transform_running() is not None
 
 
+def traces_for_compile() -> bool:
+    """Check that this thread traces what it compiles: AOTAutograd goes backward then, through tensors without data."""
+    return torch._guards.TracingContext.try_get() is not None
+
+
 def reducer_log(model: Any) -> Mapping[str, Any]:
     """What the reducer of a DistributedDataParallel logs of itself; nothing where this torch has no log."""
     found: Mapping[str, Any] = getattr(model, "_get_ddp_logging_data", dict)()
