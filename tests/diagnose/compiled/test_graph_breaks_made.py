@@ -71,6 +71,18 @@ def test_a_break_in_a_loop_leaves_its_function_uncompiled() -> None:
     assert finding.evidence.endswith("each by itself, but for torch's own")
 
 
+def test_a_break_in_two_loops_leaves_both_functions_uncompiled() -> None:
+    """One that is called in a loop of the other's; each is tried again in later steps, and the same line breaks."""
+    functions = ("forward (model.py:4)", "forward (model.py:12)") * 2
+    breaks = [{**branch_at("model.py:9"), "skipped": skipped} for skipped in functions]
+    (finding,) = found("graph-break", breaks=breaks)
+    check_words(finding)
+    assert (
+        "forward (model.py:4) and forward (model.py:12) are not compiled; functions that they call" in finding.evidence
+    )
+    assert "4 breaks since profiling began" in finding.evidence and "also at" not in finding.evidence
+
+
 def test_a_break_inside_of_a_library_names_its_line_too() -> None:
     inside = "torch/nn/modules/transformer.py:1245"
     (finding,) = found("graph-break", breaks=[{**branch_at("model.py:9"), "inside": inside}])
@@ -78,6 +90,9 @@ def test_a_break_inside_of_a_library_names_its_line_too() -> None:
     assert finding.line == "model.py:9" and f"in {inside}, which this line calls, uncompiled" in finding.evidence
     (finding,) = found("graph-break", breaks=[{**branch_at("model.py:9"), "inside": "lib/model.py:8"}])
     assert "in lib/model.py:8, which this line calls;" in finding.evidence
+    lines = [{**branch_at(f"model.py:{9 + n}"), "inside": f"lib/model.py:{8 + n}"} for n in range(2)]
+    (finding,) = found("graph-break", breaks=lines)
+    assert finding.line == "model.py:9" and "in lib/model.py:8, which" in finding.evidence
 
 
 def test_a_function_that_cannot_be_resumed_is_told_in_words() -> None:

@@ -19,7 +19,7 @@ Source: PyTorch, "Working with Graph Breaks" (torch.compiler documentation).
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -61,12 +61,15 @@ class _Regions(NamedTuple):
 
 
 def find(case: Case) -> Iterator[Finding]:
-    """Yield a finding for each reason, and each function left as it is for it, which names the first of its lines."""
-    reasons: defaultdict[tuple[str, str], _Reason] = defaultdict(_Reason)
+    """Yield a finding for each reason, and functions left as they are for it, which names the first of its lines."""
+    reasons: defaultdict[tuple[str, tuple[str, ...]], _Reason] = defaultdict(_Reason)
     breaks = facts_of(case).get("breaks", ())
-    left = {(each["reason"], each["place"]): each["skipped"] for each in breaks if each.get("skipped", "")}
+    left: defaultdict[tuple[str, str], dict[str, None]] = defaultdict(dict)  # a loop, and one that calls it in a loop
     for each in breaks:
-        noted = reasons[each["reason"], left.get((each["reason"], each["place"]), "")]
+        if each.get("skipped", ""):
+            left[each["reason"], each["place"]][each["skipped"]] = None
+    for each in breaks:
+        noted = reasons[each["reason"], tuple(left.get((each["reason"], each["place"]), ()))]
         if not noted.lines:  # of the line that the finding names
             noted.inside = each.get("inside", "")
         noted.lines[each["place"]] += 1
@@ -109,7 +112,7 @@ def _entered(case: Case) -> Mapping[str, float]:
     return entered
 
 
-def _evidence(case: Case, reason: str, noted: _Reason, regions: _Regions, *, skipped: str) -> Iterator[str]:
+def _evidence(case: Case, reason: str, noted: _Reason, regions: _Regions, *, skipped: Sequence[str]) -> Iterator[str]:
     places = list(noted.lines)
     words = next((text for begin, text in _IN_WORDS.items() if reason.startswith(begin)), "")
     if words:  # torch's own behind them, where it is more than a name
@@ -123,7 +126,9 @@ def _evidence(case: Case, reason: str, noted: _Reason, regions: _Regions, *, ski
     if len(places) > 1:
         yield f"also at {first(places[1:])}"
     if skipped:
-        yield f"{skipped} is not compiled; functions that it calls are, each by itself, but for torch's own"
+        which, who = ("is", "it calls") if len(skipped) == 1 else ("are", "they call")
+        rest = "each by itself, but for torch's own"
+        yield f"{' and '.join(skipped)} {which} not compiled; functions that {who} are, {rest}"
     if regions.ns:
         every = several(max(round(regions.every), 1), "compiled region")
         whose = "that one's" if round(regions.behind) == 1 else "their"
