@@ -94,6 +94,8 @@ test("types go by class, those of containers by name, and hold for what is insid
   assert.equal(typeOfLayer("Sequential", "mlp"), "mlp");
   assert.equal(typeOfLayer("Sequential", "norm_list"), "other");
   assert.equal(typeOfLayer("Linear", "attn"), "linear");
+  assert.equal(typeOfLayer("LMHead", "x"), "linear");
+  assert.equal(typeOfLayer("GPT2LMHeadModel", "x"), "other"); // it holds one
   assert.equal(typeWithin("mlp", "linear"), "mlp");
   assert.equal(typeWithin("norm", "linear"), "linear");
 });

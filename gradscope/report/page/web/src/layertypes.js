@@ -11,7 +11,7 @@ export const LAYER_TYPES = [
   { key: "loss", words: "Loss", pattern: /loss|criterion/i, encloses: false },
   { key: "conv", words: "Convolution", pattern: /conv/i, encloses: false },
   { key: "recurrent", words: "Recurrent", pattern: /rnn|lstm|gru/i, encloses: true },
-  { key: "linear", words: "Linear", pattern: /linear|dense|head|proj/i, encloses: false },
+  { key: "linear", words: "Linear", pattern: /linear|dense$|head$|proj/i, encloses: false },
   {
     key: "activation",
     words: "Activation, dropout, pooling",
