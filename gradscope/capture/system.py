@@ -63,7 +63,7 @@ def interrupted(steps: Sequence[StepCost]) -> list[int]:
     They are judged against the median of those that had a core all the time, of all where hardly any had.
 
     Args:
-        steps: without those that compiled.
+        steps: without those that are left out because they compiled.
     """
     if len(steps) < 3:
         return []
