@@ -544,3 +544,18 @@ def test_what_was_told_of_keeps_nothing_alive(compiled: bool) -> None:
     for _ in range(2):  # with torch 2.14 what Dynamo has reset goes in the first, and what it held in the second
         gc.collect()
     assert not [each for each in left if each() is not None and id(each()) not in kept]
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method`:DeprecationWarning")
+def test_while_compiled_modules_are_told_of_no_other_is_kept_and_an_error_ends_it() -> None:
+    compiled, other = nn.Linear(2, 2), nn.Linear(2, 2)
+    compiled.compile(backend="eager")
+    called: Any = compiled._compiled_call_impl
+    gone = weakref.ref(other)
+    with pytest.raises(KeyError), byhand.watching_compiled([compiled, other], lambda *_: False, lambda *_: None):
+        assert is_told_of(called)
+        del other
+        gc.collect()
+        assert gone() is None
+        raise KeyError
+    assert not is_told_of(called)

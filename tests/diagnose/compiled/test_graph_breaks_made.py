@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -183,6 +184,7 @@ def test_the_line_of_a_break_is_the_users_that_calls_a_library() -> None:
             standard, users = json.__file__, "project/model.py"
             library = "/venv/lib/site-packages/lib/model.py"
             return [
+                GraphBreak(((users, 2), (compiling._OURS + "capture/modules.py", 5)), "gradscope's own"),
                 GraphBreak(((users, 3), (library, 8), (standard, 9)), "called"),
                 GraphBreak(((library, 8), (standard, 9)), "compiled itself"),
                 GraphBreak(((compiling._TORCH + "nn/parallel/distributed.py", 1), (contextlib.__file__, 105)), "DDP"),
@@ -200,6 +202,25 @@ def test_the_line_of_a_break_is_the_users_that_calls_a_library() -> None:
         "/venv/lib/site-packages/lib/model.py:8",
     ]
     assert all(each["inside"] == f"{json.__file__}:9" for each in facts["breaks"])
+
+
+@pytest.mark.parametrize(
+    ("file", "is_models"),
+    [
+        ("project/model.py", True),
+        (compiling._TORCH + "nn/modules/rnn.py", True),
+        (compiling._TORCH + "optim/adam.py", False),
+        (compiling._OURS + "capture/modules.py", False),
+    ],
+)
+def test_a_break_of_a_models_is_none_of_an_optimizers(file: str, is_models: bool) -> None:
+    log = SimpleNamespace(breaks=lambda: [GraphBreak((("train.py", 9), (file, 3)), "item")])
+    assert compiling.breaks_in_models(log) is is_models  # type: ignore[arg-type]
+
+
+def test_each_time_that_a_line_breaks_counts() -> None:
+    (finding,) = found("graph-break", breaks=[branch_at("model.py:9")] * 3)
+    assert "3 breaks since profiling began" in finding.evidence
 
 
 @pytest.mark.parametrize(
