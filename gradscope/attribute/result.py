@@ -165,7 +165,9 @@ def build_result(
         rows = with_graph_flops(rows, compiled.flops, compiled.uncounted | uncounted, len(assigned.steps))
         rows = without_backward_flops(rows) if compiled.passes_untold else rows
         notes += compiled.notes()
-        notes += _uncounted_notes(len(uncounted & {layer for layer, _ in compiled.flops}))
+        notes += _untold(len(uncounted & {layer for layer, _ in compiled.flops}), " outside of what was compiled")
+    elif survey is not None and has_flops:
+        notes += _untold(sum(bool(row.calls) and row.flops is None for row in rows))
 
     def by_origin(part: Contribution) -> list[Contribution]:
         return [part] if compiled is None else give_to_origins(assigned, [part], compiled)
@@ -205,13 +207,13 @@ def _uncounted(
     return frozenset(number for number in found if not rows[number].forward_flops)
 
 
-def _uncounted_notes(layers: int) -> list[str]:
+def _untold(layers: int, where: str = "") -> list[str]:
     if not layers:
         return []
     who = "1 layer" if layers == 1 else f"{layers} layers"
     return [
-        f"FLOPs of {who} are not told, nor of what holds them: they also ran outside of what was compiled, as an "
-        "evaluation may, in other measured steps than the survey's"
+        f"FLOPs of {who} are not told, nor of what holds them: they ran{where} in other measured steps than the one "
+        "that counts them, as in an evaluation"
     ]
 
 

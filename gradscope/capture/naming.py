@@ -345,15 +345,16 @@ def _top_names(tops: Sequence[nn.Module], known: Mapping[str, nn.Module]) -> lis
     main = given if given is not None else with_parameters[0] if len(with_parameters) == 1 else None
     if main is None and len(tops) == 1:
         main = tops[0]
-    variables = {id(module): name for name, module in reversed(list(known.items())) if name}
+    # What torch.compile makes of a model is known by the names of both: so layers are called the same without it.
+    variables = {id(compiled_from(module)): name for name, module in reversed(list(known.items())) if name}
     taken: set[str] = set() if main is None else {name for name, _ in main.named_children()}
     names = []
     for top in tops:
         if top is main:
             names.append("")
             continue
-        model = compiled_from(top)  # it has its layers' names with and without torch.compile where it has one itself
-        wanted = variables.get(id(model)) or variables.get(id(top)) or type(model).__name__
+        model = compiled_from(top)
+        wanted = variables.get(id(model), type(model).__name__)
         name, number = wanted, 2
         while name in taken:
             name, number = f"{wanted}#{number}", number + 1

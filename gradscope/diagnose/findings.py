@@ -125,6 +125,11 @@ def only(sources: Iterable[str | None]) -> str | None:
     return found.pop() if len(found) == 1 else None
 
 
+def of_package(source: str) -> str:
+    """The line as a title has it: of an installed package from the package on."""
+    return re.split(r"[/\\](?:site|dist)-packages[/\\]", source)[-1]
+
+
 def is_of_a_library(source: str | None) -> bool:
     """Check that the line is of an installed package, whose files nobody edits."""
     return source is not None and re.search(r"[/\\](site|dist)-packages[/\\]", source) is not None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -84,13 +83,16 @@ def test_the_source_of_a_users_class_is_its_forward() -> None:
     assert linear.source is None
 
 
-@pytest.mark.parametrize(
-    ("names", "path"),
-    [(("net", "model"), "net"), (("model", "net"), "model"), ((None, "model"), "model"), ((), "Linear")],
-)
-def test_what_is_compiled_has_the_name_of_the_model_that_it_is_made_of(names: Sequence[str], path: str) -> None:
-    """Of two models each is a tree; compiled or not the layers have the same names."""
+@pytest.mark.parametrize("names", [("net", "model"), ("net", "net"), (None, "model"), ("net", None), (None, None)])
+@pytest.mark.parametrize("turned", [False, True])
+def test_layers_are_called_the_same_with_and_without_torch_compile(
+    names: tuple[str | None, str | None], turned: bool
+) -> None:
+    """By the first of all variables that hold the model, or what was compiled of it; of two models each is a tree."""
     net, other = nn.Linear(4, 4), nn.Linear(4, 4)
-    compiled: Any = torch.compile(net, backend="eager")
-    known = {name: each for name, each in zip(names, (net, compiled), strict=False) if name is not None}
-    assert list(_paths([compiled, other], {**known, "ema": other})) == [path, "ema"]
+    found = []
+    for model in (net, torch.compile(net, backend="eager")):
+        held: list[tuple[str | None, Any]] = list(zip(names, (net, model), strict=True))
+        known = {name: each for name, each in (held[::-1] if turned else held) if name is not None}
+        found.append(list(_paths([model, other], {**known, "ema": other})))
+    assert found[0] == found[1] and found[0][1] == "ema"

@@ -26,10 +26,11 @@ def is_compiled_module(module: nn.Module) -> bool:
 
 def compiled_from(module: nn.Module) -> nn.Module:
     """The module that torch.compile made this one from; itself where it is no compiled one."""
-    if type(module).__module__.startswith(DYNAMO):
+    while type(module).__module__.startswith(DYNAMO):  # also of a compiled one
         original = module._modules.get(COMPILED_FROM)
-        if original is not None:
-            return original
+        if original is None:
+            break
+        module = original
     return module
 
 

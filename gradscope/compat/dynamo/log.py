@@ -15,7 +15,8 @@ _RESUMED = re.compile(r"torch_dynamo_resume_in_(.+)_at_(\d+)")
 # Other frames are left as they are for what they do: a break in a loop, more versions than are allowed.
 _FAILED = ("BackendCompilerFailed", "InternalTorchDynamoError", "InductorError", "TorchRuntimeError")
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
-_NAMED = re.compile(r"^\s*Explanation: [^`\n]*`([^`\n]+)`", re.MULTILINE)
+# But for an example of torch's.
+_NAMED = re.compile(r"^\s*Explanation: (?:(?!\be\.g\.)[^`\n])*`([^`\n]+)`", re.MULTILINE)
 
 
 class Compilation(NamedTuple):

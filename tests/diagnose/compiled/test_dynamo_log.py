@@ -180,6 +180,10 @@ def test_it_is_told_of_hooks_by_any_of_the_compilations(monkeypatch: pytest.Monk
         ("Unsupported Tensor.item() call\n  Explanation: `Tensor.item` is\n", "Unsupported Tensor.item() call"),
         ("Skip calling `<function off at 0x7fb5d2>`", "Skip calling `<function off>`"),
         ("Data-dependent branching\n  Hint: use `torch.cond`", "Data-dependent branching"),
+        (
+            "Data-dependent branching\n  Explanation: Detected data-dependent branching (e.g. `if a.sum() > 0:`).",
+            "Data-dependent branching",
+        ),
     ],
 )
 def test_a_reason_names_what_its_explanation_does(text: str, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:

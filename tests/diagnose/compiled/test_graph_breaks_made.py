@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 from dataclasses import replace
 from types import SimpleNamespace
@@ -254,3 +255,38 @@ def test_two_lines_that_break_are_both_named() -> None:
     breaks = [{"place": f"model.py:{line}", "reason": "item", "frames": []} for line in (3, 4)]
     (finding,) = found("graph-break", breaks=breaks)
     assert finding.evidence.endswith("also at model.py:4")
+
+
+def test_a_branch_for_which_torch_has_two_names_is_one_finding() -> None:
+    """One where the function goes on behind it, and one where it is in a loop, say."""
+    names = ("generic_jump TensorVariable()", "Data-dependent branching")
+    breaks = [{"place": "model.py:9", "reason": reason, "frames": []} for reason in names]
+    (finding,) = found("graph-break", breaks=breaks)
+    assert finding.evidence.startswith("Data-dependent branching; 2 breaks since")
+    other = {**breaks[1], "place": "model.py:8"}
+    assert len(found("graph-break", breaks=[breaks[0], other])) == 2
+
+
+@pytest.mark.parametrize(
+    ("reason", "setting"),
+    [
+        ("Dynamic shape operator `aten.nonzero.default`", "capture_dynamic_output_shape_ops = True"),
+        ("Unsupported Tensor.item() call with capture_scalar_outputs=False", "capture_scalar_outputs = True"),
+        (
+            "logging.Logger method not supported for non-export cases",
+            "ignore_logging_functions.add(logging.Logger.warning)  # which the line calls",
+        ),
+    ],
+)
+def test_what_torch_captures_or_leaves_out_if_it_is_told_to(reason: str, setting: str) -> None:
+    (finding,) = found("graph-break", breaks=[{**branch_at("model.py:9"), "reason": reason}])
+    check_words(finding)
+    assert finding.code == f"torch._dynamo.config.{setting}"
+    name = setting.partition(".")[0].partition(" ")[0]
+    assert hasattr(importlib.import_module("torch._dynamo.config"), name)
+
+
+def test_a_title_names_a_librarys_line_from_its_package_on() -> None:
+    place = "/home/me/work/.venv/lib/python3.11/site-packages/geometric/utils/loop.py:650"
+    (finding,) = found("graph-break", breaks=[branch_at(place)])
+    assert finding.message.endswith(" at geometric/utils/loop.py:650") and finding.line == place

@@ -21,11 +21,11 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from gradscope.diagnose.case import Case, Rule, first, share
 from gradscope.diagnose.compiled import facts_of
-from gradscope.diagnose.findings import is_of_a_library, make_finding, of_step, script_of, several
+from gradscope.diagnose.findings import is_of_a_library, make_finding, of_package, of_step, script_of, several
 from gradscope.ops import COMPILED_REGION
 from gradscope.tables import Finding
 
@@ -35,10 +35,19 @@ _REGION = f"{COMPILED_REGION}: "
 _WARNED = 0.02  # of the step, from which on it is more than a remark
 _LONGEST = 160  # characters of a reason
 # By how torch's own words begin.
+_JUMP, _BRANCH = "generic_jump", "Data-dependent branching"
+_LOGS = "logging.Logger method not supported"
 _IN_WORDS = {
-    "generic_jump": "a branch that depends on a tensor's value",
+    _JUMP: "a branch that depends on a tensor's value",
     "step_unsupported": "the function cannot be resumed behind this line, for a reason that torch tells in its own log "
     "alone: the rest of it is not compiled; functions that it calls are, each by itself, but for torch's own",
+}
+
+
+# What torch itself can capture, if it is told to, by how its words begin.
+_CAPTURED = {
+    "Dynamic shape operator": "capture_dynamic_output_shape_ops",
+    "Unsupported Tensor.item() call": "capture_scalar_outputs",
 }
 
 
@@ -63,7 +72,7 @@ class _Regions(NamedTuple):
 def find(case: Case) -> Iterator[Finding]:
     """Yield a finding for each reason, and functions left as they are for it, which names the first of its lines."""
     reasons: defaultdict[tuple[str, tuple[str, ...]], _Reason] = defaultdict(_Reason)
-    breaks = facts_of(case).get("breaks", ())
+    breaks = _told_once(facts_of(case).get("breaks", ()))
     left: defaultdict[tuple[str, str], dict[str, None]] = defaultdict(dict)  # a loop, and one that calls it in a loop
     for each in breaks:
         if each.get("skipped", ""):
@@ -91,16 +100,42 @@ def find(case: Case) -> Iterator[Finding]:
             severity="warning" if share(regions.ns, case) >= _WARNED else "info",
             layers=(),
             line=places[0],
-            message=f"torch.compile breaks the graph at {first(places, 1)}",
+            message=f"torch.compile breaks the graph at {first([of_package(place) for place in places], 1)}",
             evidence="; ".join(_evidence(case, reason, noted, regions, skipped=skipped)),
-            advice=(
-                "It is in an installed package: compile the blocks around it, each by itself."
-                if is_of_a_library(places[0])
-                else "Take it out of the compiled code, or write it in tensor operations; torch explains each break."
-            ),
-            code=f"TORCH_LOGS=graph_breaks python {script_of(case)}",
+            **_cure(case, reason, places[0]),
             cost_ns=regions.ns,
         )
+
+
+def _told_once(breaks: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The same breaks: a branch for which torch has another name too by what it says of that line elsewhere."""
+    said = {each["place"]: each["reason"] for each in breaks if each["reason"].startswith(_BRANCH)}
+    return [
+        {**each, "reason": said.get(each["place"], each["reason"])} if each["reason"].startswith(_JUMP) else each
+        for each in breaks
+    ]
+
+
+def _cure(case: Case, reason: str, place: str) -> dict[str, str]:
+    """What to do about it, and code for that."""
+    setting = next((name for begin, name in _CAPTURED.items() if reason.startswith(begin)), "")
+    if setting:
+        advice = (
+            "Have torch capture it, with sizes that it finds out while it runs; or take it out of the compiled code."
+        )
+        return {"advice": advice, "code": f"torch._dynamo.config.{setting} = True"}
+    if reason.startswith(_LOGS):
+        return {
+            "advice": "Have torch leave the call out of what it compiles, if nobody reads it; or log where nothing is "
+            "compiled.",
+            "code": "torch._dynamo.config.ignore_logging_functions.add(logging.Logger.warning)  # which the line calls",
+        }
+    advice = (
+        "It is in an installed package: compile the blocks around it, each by itself."
+        if is_of_a_library(place)
+        else "Take it out of the compiled code, or write it in tensor operations; torch explains each break."
+    )
+    return {"advice": advice, "code": f"TORCH_LOGS=graph_breaks python {script_of(case)}"}
 
 
 def _entered(case: Case) -> Mapping[str, float]:

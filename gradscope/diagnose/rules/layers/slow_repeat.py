@@ -161,7 +161,7 @@ def _finding(case: Case, slow: _Block, others: list[_Block], cause: _Cause, savi
         evidence=(
             f"{time_text(round(total))} per step compared with a median of {time_text(round(usual))}, "
             f"{ratio_text(total / max(usual, 1))}; {where} takes {time_text(cause.ns)} more, "
-            f"{calls_text(cause.calls)} calls"
+            f"{calls_text(cause.calls)} call{'' if cause.calls == 1 else 's'}"
         ),
         cost_ns=saving,
         advice=f"Find out how {path} differs from the others: a setting, a dtype, a hook or a different input.",
