@@ -101,11 +101,14 @@ class Guard:
             self.note(part, error)
 
 
+_EVENTS = frozenset({"call", "line", "return", "exception", "opcode"})  # that a function of sys.settrace is told of
+
+
 def is_of_a_signal(error: BaseException) -> bool:
-    """Check that the error passed through a handler of a signal's.
+    """Check that the error passed through a handler of a signal's, or a function of ``sys.settrace``.
 
     That is one that is registered with :mod:`signal`, or what was called with a signal's number and the frame that it
-    was called from: the handler may be an object, or have put another one in its place by now.
+    was called from: the handler may have put another one in its place by now.
     """
     handlers = {_code(signal.getsignal(number)) for number in signal.valid_signals()} - {None}
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
@@ -113,19 +116,27 @@ def is_of_a_signal(error: BaseException) -> bool:
 
 
 def _interrupts(interrupted: FrameType, handler: FrameType) -> bool:
-    """Check that a frame was given the one that called it, behind a number."""
+    """Check that a frame was given the one that called it, behind a number or in front of an event's name."""
     code, names = handler.f_code, handler.f_locals
     given = [names.get(name) for name in code.co_varnames[: code.co_argcount]]
     if code.co_flags & inspect.CO_VARARGS:
         rest = names.get(code.co_varnames[code.co_argcount + code.co_kwonlyargcount])
         given += rest if type(rest) is tuple else ()
-    return any(type(number) in {int, signal.Signals} and each is interrupted for number, each in pairwise(given))
+    return any(
+        (each is interrupted and type(before) in {int, signal.Signals})
+        or (before is interrupted and type(each) is str and each in _EVENTS)
+        for before, each in pairwise(given)
+    )
 
 
 def _code(handler: Any) -> Any:
-    """Of a function or a method; None of what has none, or is an object of the user's that one had better not ask."""
+    """Of a function, a method, or an object whose class has ``__call__``, which is asked nothing; None of others."""
+    while type(handler) is functools.partial:
+        handler = handler.func
     if type(handler) is MethodType:
         handler = handler.__func__
+    elif type(handler) is not FunctionType:
+        handler = inspect.getattr_static(type(handler), "__call__", None)
     return handler.__code__ if type(handler) is FunctionType else None
 
 

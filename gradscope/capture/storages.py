@@ -133,6 +133,8 @@ def _items(value: Any) -> list[Any]:
     if issubclass(kind, (str, bytes, int, float)):
         return []
     with suppress(Exception):  # the user's own container
+        if issubclass(kind, dict):
+            return list(dict.values(value))  # a class of the user's may count what reads it
         if issubclass(kind, Mapping):
             return list(value.values())
         if issubclass(kind, (tuple, list, set)):
@@ -273,9 +275,13 @@ def sizes_alive(notes: Iterable[StorageNote]) -> Counter[int]:
 
 
 def states_of(optimizers: Iterable[Optimizer], reader: StorageReader) -> Iterator[tuple[Any, StorageNote]]:
-    """Return (parameter, storage) of each tensor that optimizers keep from step to step."""
+    """Return (parameter, storage) of each tensor that optimizers keep from step to step; of one that raises, none."""
     for optimizer in optimizers:
-        for parameter, state in optimizer.state.items():
+        entries: Any = ()
+        with suppress(Exception):
+            states = optimizer.state
+            entries = list(dict.items(states) if issubclass(type(states), dict) else states.items())
+        for parameter, state in entries:
             for tensor in tensors_in(state):
                 yield from ((parameter, note) for note in reader.storages(tensor))
 

@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import torch
 
-from gradscope.capture.storages import GraphReader, StorageNote, StorageReader, every_storage, sizes_alive
+from gradscope.capture.storages import (
+    GraphReader,
+    StorageNote,
+    StorageReader,
+    every_storage,
+    sizes_alive,
+    states_of,
+    take_census,
+)
 
 
 def test_a_storage_that_several_tensors_share_counts_once() -> None:
@@ -39,3 +49,22 @@ def test_what_a_graph_keeps_is_counted_with_it() -> None:
     assert sizes[12_373 * 4] == 2
     del kept
     assert Counter(sizes_alive(every_storage(StorageReader(), GraphReader())[0]))[12_373 * 4] == 0
+
+
+class _Counts(dict[Any, Any]):
+    def _counted(self) -> Any:
+        raise AssertionError("a method of the program's was called")
+
+    items = values = __iter__ = _counted  # type: ignore[assignment]
+
+
+def test_the_states_of_optimizers_are_read_without_their_methods() -> None:
+    """And of one that cannot be read none are."""
+    parameter = torch.ones(12_401)
+    own, strange = SimpleNamespace(state=_Counts()), SimpleNamespace()
+    own.state[parameter] = _Counts(history=[parameter + 1])
+    found = list(states_of([strange, own], StorageReader()))  # type: ignore[list-item]
+    assert [(each is parameter, note.bytes) for each, note in found] == [(True, 12_401 * 4)]
+    history = own.state[parameter]["history"][0]
+    assert sizes_alive(every_storage(StorageReader(), GraphReader())[0])[history.nbytes] == 2
+    assert take_census([own]).sizes[history.nbytes] == 1  # type: ignore[list-item]

@@ -432,9 +432,12 @@ def test_calls_are_compared_of_runs_that_are_both_compiled_or_not(both: bool) ->
     """Inside of a graph no module is called."""
     region = [OpRow("", "forward", "Torch-Compiled Region: 0/0", 1, 0)]
     one = dataclasses.replace(run(LAYERS), ops=region if both else [])
-    other = [dataclasses.replace(row, calls=0) for row in one.layers]
+    other = [row if row.parent is None else dataclasses.replace(row, calls=0) for row in one.layers]
     found = compare(one, dataclasses.replace(one, layers=other, ops=region)).mismatches
     assert [each.what for each in found] == ["calls a step by layer"] * both
+    other = [dataclasses.replace(row, calls=5 if row.parent is None else 0) for row in one.layers]
+    (found_too,) = compare(one, dataclasses.replace(one, layers=other, ops=region)).mismatches
+    assert found_too.text.startswith("calls a step by layer: the root has 1 before, 5 after")
 
 
 def test_other_counts_of_calls_are_named() -> None:

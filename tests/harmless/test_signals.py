@@ -137,6 +137,14 @@ class _Limits:
         raise TimeLimit
 
 
+class _LetsGo:
+    """As some linters ask for."""
+
+    def __call__(self, number: int, frame: Any) -> None:
+        del number, frame
+        raise TimeLimit
+
+
 def _puts_another_in_its_place(*_: Any) -> None:
     signal.signal(signal.SIGUSR1, signal.SIG_DFL)
     raise TimeLimit
@@ -148,8 +156,15 @@ def _with_a_reason(reason: str, *_: Any) -> None:
 
 @pytest.mark.parametrize(
     "handler",
-    [_Limits(), _Limits().method, _puts_another_in_its_place, functools.partial(_with_a_reason, "late")],
-    ids=["object", "method", "once", "partial"],
+    [
+        _Limits(),
+        _LetsGo(),
+        _Limits().method,
+        _puts_another_in_its_place,
+        functools.partial(_with_a_reason, "late"),
+        functools.partial(_LetsGo()),
+    ],
+    ids=["object", "lets go", "method", "once", "partial", "partial of an object"],
 )
 def test_a_handler_of_any_kind_is_the_programs(handler: Any) -> None:
     guard, before = Guard(), signal.getsignal(signal.SIGUSR1)
@@ -172,3 +187,27 @@ def test_an_error_of_what_was_given_a_frame_is_no_signals(number: Any, monkeypat
     with guard.over("something"):
         looks(sys._getframe(), number)
     assert guard.failed == {"something": "KeyError"}
+
+
+def test_what_a_function_raises_that_traces_the_program_is_the_programs() -> None:
+    def limit(frame: Any, event: str, _: Any) -> Any:
+        if event == "call" and frame.f_code is guarded.__code__:
+            return limit
+        if event == "line" and inside:
+            raise TimeLimit
+        return limit
+
+    def guarded() -> None:
+        with guard.over("something"):
+            inside.append(0)
+            inside.append(1)
+
+    inside: list[int] = []
+    guard, before = Guard(), sys.gettrace()
+    sys.settrace(limit)
+    try:
+        with pytest.raises(TimeLimit):
+            guarded()
+    finally:
+        sys.settrace(before)
+    assert inside == [0] and not guard.failed
