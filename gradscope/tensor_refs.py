@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -42,10 +43,12 @@ class _Swaps:
 
     Attributes:
         seen: how often the program has called it meanwhile.
+        before: what else is told before it swaps.
     """
 
     def __init__(self) -> None:
         self.seen = 0
+        self.before: list[Callable[[], None]] = []
         self._count = 0
         self.lock = threading.RLock()  # a collection may come while it is held
         self._undo: Callable[[], None] | None = None
@@ -83,12 +86,24 @@ def swaps_seen() -> int:
     return _swaps.seen
 
 
+@contextmanager
+def before_swaps(act: Callable[[], None]) -> Iterator[None]:
+    """Call ``act`` before each swap that is seen until the block is left."""
+    _swaps.before.append(act)
+    try:
+        yield
+    finally:
+        _swaps.before.remove(act)
+
+
 def _nothing() -> None:
     return None
 
 
 def _let_go(*tensors: Any) -> bool:
     _swaps.seen += 1
+    for act in list(_swaps.before):
+        act()
     with _swaps.lock:
         for tensor in tensors:
             known = _refs.pop(id(tensor), None)

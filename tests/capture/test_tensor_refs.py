@@ -128,6 +128,26 @@ def test_a_program_that_swaps_activations_goes_on() -> None:
     assert not prof.report.data.partial
 
 
+def test_the_first_swap_may_come_in_the_step_that_notes_shapes() -> None:
+    model, x = nn.Linear(5, 5), torch.randn(3, 5)
+    swapped = 0
+    with gradscope.profiling(model, steps=2, warmup=1) as prof:
+        while True:
+            model(x).sum().backward()
+            model.zero_grad()
+            session: Any = prof._session
+            if session.phase == "survey" and not swapped:
+                torch.utils.swap_tensors(model.weight, nn.Parameter(model.weight.detach() + 1))
+                swapped += 1
+            if prof.step():
+                break
+    assert swapped == 1
+    assert any(
+        note.startswith("source lines, FLOPs and input shapes are not measured") for note in prof.report.data.notes
+    )
+    assert prof.report.data.partial and prof.report.data.memory is not None
+
+
 def test_behind_a_run_all_can_be_swapped(swapping: None) -> None:
     model = nn.Linear(4, 4)
     with gradscope.profiling(model, steps=1, warmup=1) as prof:

@@ -18,8 +18,8 @@ from gradscope.capture.phases.timed import read_timed
 from gradscope.capture.result import SurveyStep
 from gradscope.capture.storages import sizes_text, tensors_in
 from gradscope.capture.survey import FLOPS, FlopMode, GraphTracer, LineTracer
-from gradscope.compat import new_profiler
-from gradscope.tensor_refs import swaps_seen
+from gradscope.compat import new_profiler, release_profiler
+from gradscope.tensor_refs import before_swaps, swaps_seen
 
 _NOT_FOLLOWED = (
     "the program uses torch.compile: source lines and FLOPs are those of the compiled graphs, and what runs outside of "
@@ -42,6 +42,10 @@ _NO_SHAPES = (
     "input shapes are not measured: this program may swap tensors (torch.utils.swap_tensors, "
     "set_swap_module_params_on_conversion, or parameters of a class of tensors of their own), which torch "
     "refuses to where its profiler has noted the shape"
+)
+_SWAPPED = (
+    "source lines, FLOPs and input shapes are not measured: the program swapped tensors (torch.utils.swap_tensors) in "
+    "the one step that was to tell them, for the first time since the measurement began"
 )
 
 
@@ -99,6 +103,8 @@ class Survey(Phase):
         exits.enter_context(run.marking_backward(around))
         self._profiler = new_profiler(shapes=self._shapes)
         exits.enter_context(run.profiling(self._profiler))
+        if self._shapes:
+            exits.enter_context(before_swaps(run.guard.hook(self.name, self._let_go)))
         exits.enter_context(run.beside_graphs())
         if self._plan.flops and traced:
             with run.guard.over(FLOPS):
@@ -106,6 +112,13 @@ class Survey(Phase):
                 self._has_flops = True
         if with_lines:
             exits.enter_context(self._tracer.recording())
+
+    def _let_go(self) -> None:
+        """Torch is about to swap tensors: it refuses to where the profiler has noted shapes. The step is lost."""
+        if self._profiler is not None:
+            self.run.stop_profiling()
+            release_profiler(self._profiler)
+            self._profiler = None
 
     def begin_step(self) -> None:
         self._recorder.begin_step()
@@ -139,6 +152,9 @@ class Survey(Phase):
         if self._compiled:
             self.run.capture.notes += self._untold()
         if self.done < self.steps or self.run.guard.failed.keys() & {self.name, MODULE_CALLS}:
+            return
+        if self._profiler is None:
+            self.run.capture.notes.append(_SWAPPED)
             return
         self.run.leave_out(self._plan.left_out)
         if self._swaps:
