@@ -9,7 +9,7 @@ from gradscope.compare.changes import Basis, Change, Comparison, Unit
 from gradscope.compare.groups import memory_groups, present, time_groups
 from gradscope.compare.layers import Spreads, matched_layers
 from gradscope.compare.measured import Phase, RunSpread
-from gradscope.compare.mismatches import find_mismatches
+from gradscope.compare.mismatches import find_mismatches, is_compiled
 from gradscope.compare.noise import Measured, limit_ns
 from gradscope.report.header import UNSTEADY
 from gradscope.tables import Ledger, RunData
@@ -96,6 +96,16 @@ def _notes(spreads: Spreads) -> Iterator[str]:
     ]
     if len(compiled) == 1:
         yield f"the run {compiled[0]} was compiled, the other was not: a part of its times is an estimate (est.)"
+    whole = [
+        name
+        for spread, name in zip(spreads, ("before", "after"), strict=True)
+        if name not in compiled and is_compiled(spread.run)
+    ]
+    if len(whole) == 1:
+        yield (
+            f"the graphs of the run {whole[0]} are a row each: what its layers compute there is the caller's, so layers "
+            "and lines cannot be compared"
+        )
     lacking = [name for spread, name in zip(spreads, ("before", "after"), strict=True) if spread.run.memory is None]
     if len(lacking) == 1:
         yield f"memory was not measured in the run {lacking[0]}, so it is not compared"

@@ -111,14 +111,15 @@ def _layers(before: RunData, after: RunData) -> Iterator[Mismatch]:
     pairs = [(rows[row.path], row) for row in after.layers if row.path in rows]
     yield from _layers_differ("parameters by layer", pairs, lambda row: str(row.parameters))
     # Inside of a compiled graph no module is called.
-    if _is_compiled(before) == _is_compiled(after):
+    if is_compiled(before) == is_compiled(after):
         called = [pair for pair in pairs if all(row.calls or row.estimated_ns is None for row in pair)]
     else:
         called = [pair for pair in pairs if pair[0].parent is None and all(row.calls for row in pair)]
     yield from _layers_differ("calls a step by layer", called, lambda row: units.calls(row.calls))
 
 
-def _is_compiled(run: RunData) -> bool:
+def is_compiled(run: RunData) -> bool:
+    """Check that functions which Dynamo made ran in its steps."""
     return any(op.name.startswith(COMPILED_REGION) for op in run.ops)
 
 

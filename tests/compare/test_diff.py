@@ -440,6 +440,19 @@ def test_calls_are_compared_of_runs_that_are_both_compiled_or_not(both: bool) ->
     assert found_too.text.startswith("calls a step by layer: the root has 1 before, 5 after")
 
 
+def test_graphs_that_are_a_row_each_are_said_to_be_no_layers() -> None:
+    """Those of another backend than Inductor's."""
+    region = [OpRow("", "forward", "Torch-Compiled Region: 0/0", 1, 0)]
+    eager = run(LAYERS)
+    whole = dataclasses.replace(eager, ops=region)
+    (told,) = [note for note in compare(eager, whole).notes if "a row each" in note]
+    assert told.startswith("the graphs of the run after are") and told.endswith("cannot be compared")
+    assert not [note for note in compare(whole, whole).notes if "a row each" in note]
+    split = [dataclasses.replace(row, estimated_ns=1) for row in eager.layers]
+    inductors = dataclasses.replace(whole, layers=split)
+    assert not [note for note in compare(eager, inductors).notes if "a row each" in note]
+
+
 def test_other_counts_of_calls_are_named() -> None:
     one = run(LAYERS)
     rows = [dataclasses.replace(row, calls=2.5) for row in one.layers]
