@@ -103,8 +103,8 @@ def _notes(spreads: Spreads) -> Iterator[str]:
     ]
     if len(whole) == 1:
         yield (
-            f"the graphs of the run {whole[0]} are a row each: what its layers compute there is the caller's, so layers "
-            "and lines cannot be compared"
+            f"the graphs of the run {whole[0]} are a row each: what its layers compute there is the caller's, so "
+            "layers and lines cannot be compared"
         )
     lacking = [name for spread, name in zip(spreads, ("before", "after"), strict=True) if spread.run.memory is None]
     if len(lacking) == 1:
