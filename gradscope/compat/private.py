@@ -87,8 +87,11 @@ def transforms_run() -> bool:
 
 
 def traces_for_compile() -> bool:
-    """Check that this thread traces what it compiles: AOTAutograd goes backward then, through tensors without data."""
-    return torch._guards.TracingContext.try_get() is not None
+    """Check that this thread traces what it compiles: AOTAutograd goes backward then, through tensors without data.
+
+    These are of modes that it has put on; a context of the program's own alone means nothing.
+    """
+    return torch._guards.TracingContext.try_get() is not None and dispatch_depth() > 0
 
 
 def reducer_log(model: Any) -> Mapping[str, Any]:

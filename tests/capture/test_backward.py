@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch._guards import TracingContext, tracing
+from torch.utils._python_dispatch import BaseTorchDispatchMode
 
 from gradscope.capture.backward import BackwardWatch
 
@@ -24,8 +25,11 @@ def test_a_pass_of_a_compilers_is_no_pass() -> None:
     watch, x = BackwardWatch(), torch.ones(3, requires_grad=True)
     watch.around, watch.ended = around, told.append
     with watch.installed():
-        with tracing(TracingContext(None)):
+        with tracing(TracingContext(None)), BaseTorchDispatchMode():
             torch.autograd.grad(x.sum(), x)
         assert not told
         x.sum().backward()
-    assert told == ["around", False]
+        assert told == ["around", False]
+        with tracing(TracingContext(None)):  # a program's own
+            x.sum().backward()
+    assert told == ["around", False] * 2

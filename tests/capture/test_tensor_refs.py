@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import sys
 import threading
@@ -14,6 +15,7 @@ import torch
 from torch import nn
 
 import gradscope
+from gradscope import tensor_refs
 from gradscope.tensor_refs import tensor_ref
 from gradscope.trampoline import is_told_of
 
@@ -47,6 +49,19 @@ def test_swaps_are_told_of_while_there_are_references() -> None:
     with pytest.raises(RuntimeError, match="weakref"):
         torch.utils.swap_tensors(other, torch.zeros(2))
     del held, weak
+    assert ref() is None
+
+
+@pytest.mark.parametrize("replaced", [lambda *, t1, t2: SWAP(t1, t2), functools.partial(SWAP)])
+def test_torchs_own_function_is_told_of_where_a_program_has_put_another_one(
+    replaced: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program that counts its swaps, say: the function that it kept is the one that refuses."""
+    monkeypatch.setattr(torch.utils, "swap_tensors", replaced)
+    assert tensor_refs._torchs_own(torch.utils.swap_tensors) is SWAP
+    one = torch.ones(2)
+    ref = tensor_ref(one)
+    SWAP(t2=torch.zeros(2), t1=one)
     assert ref() is None
 
 
