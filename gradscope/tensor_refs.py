@@ -12,19 +12,28 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import FunctionType
+from types import FunctionType, ModuleType
 from typing import Any
 
 import torch
 
 from gradscope.trampoline import can_be_told_of, is_told_of, tell
 
+_MOST_LOOKED_AT = 100_000  # objects
+
 
 def _torchs_own(function: Any) -> Any:
-    """The function itself, where a program has put one of its own in its place by now, which calls it."""
-    if _is_torchs(function):
-        return function
-    return next((each for each in gc.get_objects() if type(each) is FunctionType and _is_torchs(each)), function)
+    """The function itself, also where a program has put one of its own in its place by now, which leads to it."""
+    near, seen = [function], set[int]()
+    while near and len(seen) < _MOST_LOOKED_AT:
+        for each in near:
+            if _is_torchs(each):
+                return each
+        seen.update(map(id, near))
+        near = [
+            each for each in gc.get_referents(*near) if id(each) not in seen and type(each) not in {ModuleType, type}
+        ]
+    return function
 
 
 def _is_torchs(function: Any) -> bool:

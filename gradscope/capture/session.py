@@ -404,7 +404,7 @@ class Session:
         self.run.compilations += begins
         with self.run.guard.over(FOLLOWING):
             self.run.aside.compiling(begins)
-            self.run.compile_log.collect()
+            (self.run.compile_log.begin if begins else self.run.compile_log.collect)()
             if self.run.compile_log.tells_of_hooks():
                 self.run.hooks_aside.are_read()
             self.run.hooks_aside.compiling(begins)

@@ -60,13 +60,19 @@ class CompileLog:
         self._broken = len(_noted_breaks())
         # By id, theirs for as long as they are held here; the step; and whether errors were suppressed then.
         self._records: dict[int, tuple[Any, int, bool]] = {}
+        self._suppressed = False  # when the last compilation began
+
+    def begin(self) -> None:
+        """A compilation begins: of those before it torch tells by now, and of the settings that it is made with."""
+        self.collect()
+        self._suppressed = _suppresses()
 
     def collect(self) -> None:
         """Take what there is: torch itself keeps the latest 64 alone."""
         utils = sys.modules.get(f"{DYNAMO}.utils")
         for each in () if utils is None else utils.get_compilation_metrics():
             if (each.start_time or 0.0) >= self._began:
-                self._records.setdefault(id(each), (each, self._step, _suppresses()))
+                self._records.setdefault(id(each), (each, self._step, self._suppressed))
 
     def end_step(self, number: int) -> None:
         """Behind this the program's step ``number`` begins. Of the last compilation torch tells once it is over."""

@@ -149,10 +149,11 @@ def test_an_error_that_is_suppressed_is_a_failure(
     noted = Torch(monkeypatch)
     monkeypatch.setitem(sys.modules, "torch._dynamo.config", SimpleNamespace(suppress_errors=suppressed))  # type: ignore[arg-type]
     log = CompileLog()
+    log.begin()
     noted.compiles("many", failed="RecompileLimitExceeded")  # the rule about those tells it
     noted.compiles("torch_dynamo_resume_in_forward_at_8", failed=error)
-    log.collect()
     monkeypatch.setitem(sys.modules, "torch._dynamo.config", SimpleNamespace(suppress_errors=not suppressed))  # type: ignore[arg-type]
+    log.begin()  # another one
     assert log.failures() == [Failure("forward", "model.py", 6, f"{error} of it and more")] * suppressed
     assert [each.skipped for each in log.breaks()] == [("many", "model.py", 6)]
 
