@@ -245,7 +245,9 @@ function layerFacts(run, node) {
   if (peaks) facts.push(`raises memory by up to ${formatBytes(Math.max(...layers.map((layer) => peaks[layer] ?? 0)))}`);
   const copied = sumOf("copied_bytes");
   if (copied) facts.push(`copies ${formatBytes(copied)}`);
-  const flops = sumOf("backward_flops");
+  // A rate of all of their time: as in the table, of none where one of them has no operations told.
+  const told = layers.every((layer) => run.columns.backward_flops?.[layer] != null);
+  const flops = told ? sumOf("backward_flops") : null;
   if (flops && node.own[BACKWARD] > 0 && !run.estimated)
     facts.push(`${formatCount(flops / node.own[BACKWARD])} GFLOP/s in backward`);
   const source = run.sources[layers[0]];

@@ -132,6 +132,8 @@ function pointsOf({ columns }, tree) {
     /** @param {string[]} names */
     const sumOf = (...names) =>
       node.layers.reduce((sum, layer) => names.reduce((all, name) => all + (columns[name]?.[layer] ?? 0), sum), 0);
+    // As in the table, no rate of all of their time where one of them has no operations told.
+    if (node.layers.some((layer) => columns.forward_flops?.[layer] == null)) return [];
     const [work, bytes] = [sumOf("forward_flops", "backward_flops"), sumOf("bytes")];
     const time = sumOf("forward_self_ns", "backward_self_ns");
     return work > 0 && bytes > 0 && time > 0 ? { node, intensity: work / bytes, rate: work / time, time } : [];
