@@ -16,6 +16,8 @@ from torch.utils.checkpoint import create_selective_checkpoint_contexts
 
 from gradscope.diagnose.case import Case, StepFacts
 from gradscope.diagnose.rules import RULES
+from gradscope.diagnose.rules.memory import saved_dropout
+from gradscope.kernels import pays
 from gradscope.tables import Finding, SavedRow
 from tests.diagnose.run_case import case_of, findings_of
 from tests.diagnose.twins_memory import TWINS, WIDTH, Checkpointed, Dropped, Gate, Items, Remembering, Wide
@@ -208,7 +210,22 @@ def test_masks_of_dropout_on_a_cpu_are_as_large_as_what_is_dropped() -> None:
     (one,) = found("saved-dropout", Dropped(nn.Dropout(0.1)))
     assert one.predicted_saving_bytes == 8 * 64 * 4 * WIDTH * 4
     assert list(one.layers) == ["dropout"]
-    assert one.code == "from gradscope.recipes import Dropout"
+    assert one.code == 'gradscope.recipes.dropout(x, p, self.training, backend="cpu")'
+
+
+@pytest.mark.parametrize(
+    ("threads", "rows", "device", "asked"),
+    [(2, 8192, "cpu", False), (2, 7812, "cpu", True), (1, 8192, "cpu", True), (1, 7812, "cuda", False)],
+)
+def test_a_recipe_that_leaves_few_elements_to_torch_is_to_be_asked_for(
+    threads: int, rows: int, device: str, asked: bool
+) -> None:
+    case = case_of(Dropped(nn.Dropout(0.1)), torch.randn(8, 64, WIDTH))
+    row = SavedRow("dropout", None, "MulBackward0", "other", f"{rows}x128", "float32", 1, rows * 512, 0)
+    environment = {**case.run.environment, "threads": threads, "device": device}
+    found = saved_dropout._cure(replace(case, run=replace(case.run, environment=environment)), [row], module=True)
+    assert ("asked for" in found["advice"], "backend=" in found["code"]) == (asked, asked)
+    assert pays.FEWEST["dropout"]["elements"] == (pays.NEVER, saved_dropout.FEWEST_ON_CPU)
 
 
 def test_masks_of_dropout_on_a_gpu_are_bytes() -> None:

@@ -15,8 +15,9 @@ transformer models (arXiv:2205.05198), section 4: masks are one of the larger pa
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from gradscope.diagnose.case import Case, Rule, layers_of, replaced_calls
@@ -28,6 +29,11 @@ from gradscope.tables import Finding, MemoryInfo, SavedRow, Severity
 from gradscope.units import ns as time_text
 from gradscope.units import over_passes, percent
 from gradscope.units import size as size_text
+
+# From how many elements on the recipe pays on a CPU, with several threads: as in kernels/pays.py, which needs torch.
+FEWEST_ON_CPU = 1_000_000
+
+_RECIPE = "Use the dropout recipe: it saves a seed instead of the mask and recomputes the mask in backward."
 
 # A smaller part of what is kept is not worth another function.
 LEAST_SHARE = 0.03
@@ -103,9 +109,26 @@ def _finding(case: Case, memory: MemoryInfo, source: str | None, kept: list[Save
         line=source,
         message="Dropout masks are saved for backward",
         evidence=evidence,
-        advice=("Use the dropout recipe: it saves a seed instead of the mask and recomputes the mask in backward."),
-        code="from gradscope.recipes import Dropout" if module else "from gradscope.recipes import dropout",
+        **_cure(case, kept, module=module),
     )
+
+
+def _cure(case: Case, kept: Sequence[SavedRow], *, module: bool) -> dict[str, str]:
+    """The recipe; where it would leave so few elements to torch, for its time, as one has to ask for it."""
+    few = case.run.environment.get("threads") == 1 or all(_elements(row) < FEWEST_ON_CPU for row in kept)
+    if few and not case.on_cuda:
+        return {
+            "advice": f"{_RECIPE} So few elements take it longer than torch, so it has to be asked for.",
+            "code": 'gradscope.recipes.dropout(x, p, self.training, backend="cpu")',
+        }
+    return {
+        "advice": _RECIPE,
+        "code": "from gradscope.recipes import Dropout" if module else "from gradscope.recipes import dropout",
+    }
+
+
+def _elements(row: SavedRow) -> int:
+    return math.prod(int(size) for size in row.shape.split("x") if size.isdigit())
 
 
 RULE = Rule("saved-dropout", "dropout masks saved for backward", find, edits=True)
