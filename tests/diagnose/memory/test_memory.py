@@ -223,8 +223,10 @@ def test_a_recipe_that_leaves_few_elements_to_torch_is_to_be_asked_for(
     case = case_of(Dropped(nn.Dropout(0.1)), torch.randn(8, 64, WIDTH))
     row = SavedRow("dropout", None, "MulBackward0", "other", f"{rows}x128", "float32", 1, rows * 512, 0)
     environment = {**case.run.environment, "threads": threads, "device": device}
-    found = saved_dropout._cure(replace(case, run=replace(case.run, environment=environment)), [row], module=True)
-    assert ("asked for" in found["advice"], "backend=" in found["code"]) == (asked, asked)
+    advice, code = saved_dropout._cure(
+        replace(case, run=replace(case.run, environment=environment)), [row], module=True
+    )
+    assert ("asked for" in advice, "backend=" in code) == (asked, asked)
     assert pays.FEWEST["dropout"]["elements"] == (pays.NEVER, saved_dropout.FEWEST_ON_CPU)
 
 

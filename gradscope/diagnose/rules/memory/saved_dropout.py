@@ -100,6 +100,7 @@ def _finding(case: Case, memory: MemoryInfo, source: str | None, kept: list[Save
         evidence += f"; generating them takes {time_text(drawing)} per step"
     freed = alive_at_peak(kept)
     severity: Severity = "warning" if freed >= 0.1 * memory.peak_bytes else "info"
+    advice, code = _cure(case, kept, module=module)
     return make_finding(
         RULE.name,
         case,
@@ -109,22 +110,18 @@ def _finding(case: Case, memory: MemoryInfo, source: str | None, kept: list[Save
         line=source,
         message="Dropout masks are saved for backward",
         evidence=evidence,
-        **_cure(case, kept, module=module),
+        advice=advice,
+        code=code,
     )
 
 
-def _cure(case: Case, kept: Sequence[SavedRow], *, module: bool) -> dict[str, str]:
+def _cure(case: Case, kept: Sequence[SavedRow], *, module: bool) -> tuple[str, str]:
     """The recipe; where it would leave so few elements to torch, for its time, as one has to ask for it."""
     few = case.run.environment.get("threads") == 1 or all(_elements(row) < FEWEST_ON_CPU for row in kept)
     if few and not case.on_cuda:
-        return {
-            "advice": f"{_RECIPE} So few elements take it longer than torch, so it has to be asked for.",
-            "code": 'gradscope.recipes.dropout(x, p, self.training, backend="cpu")',
-        }
-    return {
-        "advice": _RECIPE,
-        "code": "from gradscope.recipes import Dropout" if module else "from gradscope.recipes import dropout",
-    }
+        advice = f"{_RECIPE} So few elements take it longer than torch, so it has to be asked for."
+        return advice, 'gradscope.recipes.dropout(x, p, self.training, backend="cpu")'
+    return _RECIPE, "from gradscope.recipes import Dropout" if module else "from gradscope.recipes import dropout"
 
 
 def _elements(row: SavedRow) -> int:
