@@ -109,8 +109,10 @@ def _is_partial(capture: Capture, about: WorkloadInfo, memory: MemoryResult | No
 
 def _with_unprofiled(step: StepTimes, capture: Capture, trace: TimedTrace) -> StepTimes:
     step = replace(step, waited_ns=trace.timed.waited_ns, taken=_all_taken(step.taken, trace.timed.taken))
-    # Like with like: where something is compiled in steps that count, those that nothing watched count with it too.
-    walls = [*capture.unprofiled_ns, *(capture.unprofiled_compiling_ns if trace.timed.compiles else ())]
+    # Like with like: with those in which something was compiled where it was in steps that count, alone where in all.
+    plain, compiling = capture.unprofiled_ns, capture.unprofiled_compiling_ns
+    all_compile = compiling and trace.timed.compiled == trace.measured
+    walls = compiling if all_compile else plain + compiling if trace.timed.compiled else plain
     if not walls:
         return step
     unprofiled = round(statistics.median(walls))

@@ -37,7 +37,7 @@ class TimedSteps:
     completed: int = 0  # steps that ended, the settling ones included
     left_out: frozenset[int] = frozenset()  # numbers of steps that do not count, see capture/system.py
     compiling: int = 0  # how many of them compiled something
-    compiles: bool = False  # whether some that count did
+    compiled: int = 0  # how many that count did
     taken: Sequence[TakenStep] = ()  # all but the settling one
     waited_ns: int | None = None  # for a core, in the mean of the other steps; None where the system does not tell
     tables: list[EventTable] = field(default_factory=list)  # one a stretch that was read while the run went on

@@ -194,7 +194,7 @@ class Timed(Phase):
         left_out = self._left_out()
         self._timed.left_out = frozenset(SETTLING_STEPS + number for number in left_out)
         self._timed.compiling = len(compiling(self._costs))
-        self._timed.compiles = any(cost.compiled for number, cost in enumerate(self._costs) if number not in left_out)
+        self._timed.compiled = sum(cost.compiled for number, cost in enumerate(self._costs) if number not in left_out)
         self._timed.taken = [TakenStep(cost.wall_ns, number in left_out) for number, cost in enumerate(self._costs)]
         kept = [cost.waited_ns for number, cost in enumerate(self._costs) if number not in left_out]
         if kept and self._waited is not None:
