@@ -51,7 +51,6 @@ class TensorRef:
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self._tensor: Callable[[], torch.Tensor | None] = weakref.ref(tensor)
-        _swaps.one_more()
 
     def __call__(self) -> torch.Tensor | None:
         return self._tensor()
@@ -61,36 +60,37 @@ class TensorRef:
         self._tensor = _nothing
 
     def __del__(self) -> None:
-        _swaps.one_less()
+        with _swaps.lock:
+            _swaps.references -= 1
+            if not _swaps.references:
+                _swaps.end()
 
 
 class _Swaps:
     """``torch.utils.swap_tensors``, told of as long as there are references.
 
     Attributes:
+        references: how many there are.
         seen: how often the program has called it meanwhile.
         before: what else is told before it swaps.
     """
 
     def __init__(self) -> None:
-        self.seen = 0
+        self.references = self.seen = 0
         self.before: list[Callable[[], None]] = []
-        self._count = 0
         self.lock = threading.RLock()  # a collection may come while it is held
         self._undo: Callable[[], None] | None = None
 
-    def one_more(self) -> None:
-        with self.lock:
-            self._count += 1
-            if self._undo is None and can_be_told_of(_SWAP) and not is_told_of(_SWAP):
-                self._undo = tell(_SWAP, _let_go, lambda *_: None)
+    def begin(self) -> None:
+        """Be told of swaps: there is a first reference."""
+        if can_be_told_of(_SWAP) and not is_told_of(_SWAP):
+            self._undo = tell(_SWAP, _let_go, lambda *_: None)
 
-    def one_less(self) -> None:
-        with self.lock:
-            self._count -= 1
-            if not self._count and self._undo is not None:
-                self._undo()
-                self._undo = None
+    def end(self) -> None:
+        """Be told of none: there are no references any more."""
+        if self._undo is not None:
+            self._undo()
+            self._undo = None
 
 
 _swaps = _Swaps()
@@ -101,7 +101,10 @@ def tensor_ref(tensor: torch.Tensor) -> TensorRef:
     """A weak reference to a tensor: the same one for all that ask while somebody holds it."""
     with _swaps.lock:  # of two that are made at once one would be let go of
         known = _refs.get(id(tensor))
-        if known is None or known() is not tensor:
+        if known is None or known._tensor() is not tensor:  # a recorded step asks for each of its tensors
+            _swaps.references += 1
+            if _swaps.references == 1:
+                _swaps.begin()
             known = _refs[id(tensor)] = TensorRef(tensor)
         return known
 

@@ -165,7 +165,7 @@ def build_result(
         rows = with_graph_flops(rows, compiled.flops, compiled.uncounted | uncounted, len(assigned.steps))
         rows = without_backward_flops(rows) if compiled.passes_untold else rows
         notes += compiled.notes()
-        notes += _untold(len(uncounted & {layer for layer, _ in compiled.flops}), " outside of what was compiled")
+        notes += _untold(len(uncounted & {layer for layer, _ in compiled.flops}), outside=True)
     elif survey is not None and has_flops:
         notes += _untold(sum(bool(row.calls) and row.flops is None for row in rows))
 
@@ -207,14 +207,16 @@ def _uncounted(
     return frozenset(number for number in found if not rows[number].forward_flops)
 
 
-def _untold(layers: int, where: str = "") -> list[str]:
+def _untold(layers: int, *, outside: bool = False) -> list[str]:
     if not layers:
         return []
     who = "1 layer" if layers == 1 else f"{layers} layers"
-    return [
-        f"FLOPs of {who} are not told, nor of what holds them: they ran{where} in other measured steps than the one "
-        "that counts them, as in an evaluation"
-    ]
+    why = (
+        "in other measured steps than the one that counts them they ran uncompiled too, as in an evaluation"
+        if outside
+        else "the step that counts them saw no call of theirs"
+    )
+    return [f"FLOPs of {who} are not told, nor of what holds them: {why}"]
 
 
 def _sum(cells: Cells, mask: np.ndarray) -> int:  # type: ignore[type-arg]

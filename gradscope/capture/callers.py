@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from types import CodeType, FrameType
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -51,8 +51,10 @@ def stack(frame: FrameType | None) -> Iterator[FrameType]:
 
 def compiled_by(innermost: FrameType) -> FrameType | None:
     """The nearest frame of what torch.compile made around a function, which may run it as it stands; None for none."""
-    wrappers = set(map(id, wrapper_codes()))
-    return next((frame for frame in stack(innermost) if id(frame.f_code) in wrappers), None)
+    wrappers, frame = set(map(id, wrapper_codes())), cast("FrameType | None", innermost)
+    while frame is not None and id(frame.f_code) not in wrappers:  # of each operation that is recorded
+        frame = frame.f_back
+    return frame
 
 
 def line_of(frame: FrameType | None) -> tuple[str, int] | None:

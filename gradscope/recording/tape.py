@@ -265,6 +265,7 @@ class Tape(TorchFunctionMode):
         else:
             serial = self._tensors
             self._tensors += 1
+        reference = tensor_ref(tensor)
         made = Value(
             len(self.values),
             (serial, version_of(tensor)),
@@ -272,8 +273,8 @@ class Tape(TorchFunctionMode):
             tensor.dtype,
             tensor.device,
             tensor.requires_grad,
-            self._storage(tensor),
-            tensor_ref(tensor),
+            self._storage(tensor, reference),
+            reference,
             producer,
             strides=tensor.stride() if tensor.layout is torch.strided and not tensor.is_nested else None,
         )
@@ -281,7 +282,7 @@ class Tape(TorchFunctionMode):
         self._latest[id(tensor)] = made
         return made
 
-    def _storage(self, tensor: Tensor) -> int:
+    def _storage(self, tensor: Tensor, reference: TensorRef | None = None) -> int:
         """A number for the tensor's memory; an address that was freed and is used again has another."""
         address = _address(tensor)
         known = self._storages.get(address)
@@ -290,7 +291,7 @@ class Tape(TorchFunctionMode):
             known = self._storages[address] = (self._addresses, {})
         user = known[1].get(id(tensor))
         if user is None or user() is not tensor:
-            known[1][id(tensor)] = tensor_ref(tensor)
+            known[1][id(tensor)] = reference or tensor_ref(tensor)
         return known[0]
 
     def _places(self, innermost: FrameType, *, shown: bool) -> tuple[Place, ...]:

@@ -279,7 +279,8 @@ def test_what_runs_beside_a_graph_has_its_lines_and_operations(case: str, runs: 
     expected, found = ({row.text for row in each.lines if row.backward_ns} for each in (eager, run))
     assert {"x = self.rest(self.product(x))", "x = checkpoint(self.again, x, use_reentrant=False)"} <= expected
     assert {text for text in expected if "Block" not in text} <= found
-    assert not any("FLOPs" in note for note in run.notes)
+    untold = case == "nothing" and torch_version < (2, 14)
+    assert [note[:39] for note in run.notes if "FLOPs" in note] == ["FLOPs of 1 layer are not told, nor of w"] * untold
 
 
 @pytest.mark.parametrize("case", ["sum", "sharing", "replaced"])
