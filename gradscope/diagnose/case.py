@@ -82,7 +82,7 @@ class Case:
 
     @cached_property
     def calls_of_line(self) -> dict[str, list[Node]]:
-        """Return what is known of each line, by source, "model.py:12"."""
+        """Return the recorded calls of each line, by source, "model.py:12"."""
         found: defaultdict[str, list[Node]] = defaultdict(list)
         for call in self.facts.calls:
             if call.source is not None:

@@ -18,7 +18,7 @@ from gradscope.diagnose.case import Case, StepFacts
 from gradscope.diagnose.rules import RULES
 from gradscope.diagnose.rules.memory import saved_dropout
 from gradscope.kernels import pays
-from gradscope.tables import Finding, SavedRow
+from gradscope.tables import CHECKPOINT, Finding, SavedRow
 from tests.diagnose.run_case import case_of, findings_of
 from tests.diagnose.twins_memory import TWINS, WIDTH, Checkpointed, Dropped, Gate, Items, Remembering, Wide
 
@@ -401,6 +401,19 @@ def test_cheap_operations_that_are_run_again(case: Case) -> None:
     (one,) = RULES["checkpoint-share"].find(_timed(case, product_ns=0, other_ns=5_000_000))
     assert one.predicted_saving_ns is None and one.message == "Checkpointing recomputes the forward pass"
     assert list(RULES["checkpoint-share"].find(_timed(case, product_ns=0, other_ns=2_000_000))) == []
+
+
+def test_forward_in_the_backward_of_a_custom_function_is_no_checkpoint(case: Case) -> None:
+    """torchdiffeq's adjoint solves another equation there: nothing could be saved in its place."""
+    timed = _timed(case, product_ns=4_000_000, other_ns=1_000_000)
+    memory = timed.run.memory
+    assert memory is not None and any(row.node == CHECKPOINT for row in memory.saved)
+    rest = tuple(replace(row, node="FunctionBackward") for row in memory.saved)
+    run = replace(timed.run, memory=replace(memory, saved=rest))
+    assert list(RULES["checkpoint-share"].find(Case(run, timed.facts))) == []
+    nested = tuple(replace(row, name="CheckpointFunctionBackward") if row.name == "aten::gelu" else row for row in run.ops)
+    assert list(RULES["checkpoint-share"].find(Case(replace(run, ops=nested), timed.facts)))
+    assert list(RULES["checkpoint-share"].find(Case(replace(run, memory=None), timed.facts))), "nobody knows"
 
 
 class Counted(TorchDispatchMode):

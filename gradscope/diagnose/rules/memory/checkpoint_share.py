@@ -4,7 +4,7 @@ Example::
 
     x = checkpoint(block, x, use_reentrant=False)  # recomputes everything, also the most expensive matmuls
 
-Pattern: forward that backward runs again (recompute). Evidence: its measured time, how much of it is matmuls, and,
+Pattern: forward that backward runs again (recompute) behind a checkpoint. Evidence: its measured time, how much of it is matmuls, and,
 from the recorded calls, about what the covered layers would otherwise keep. Estimate: the matmuls' time, which is saved
 when their outputs are kept (selective checkpointing); the cheap operations between them are still recomputed, and the
 policy is asked at each operation, in forward and again: 6 µs each are taken off (a dispatch mode that does nothing
@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gradscope.diagnose.case import Case, Rule, first, layers_of, share
-from gradscope.diagnose.compiled import is_the_partitioners
+from gradscope.diagnose.compiled import facts_of, is_the_partitioners
 from gradscope.diagnose.findings import Estimate, make_finding
 from gradscope.diagnose.worth import self_ns, slowest_line
 from gradscope.ops import (
@@ -35,7 +35,7 @@ from gradscope.ops import (
     SAVES_RESULT,
 )
 from gradscope.recording.graph import Node, Value
-from gradscope.tables import Finding, OpRow
+from gradscope.tables import CHECKPOINT, Finding, OpRow
 from gradscope.units import ns as time_text
 from gradscope.units import percent
 from gradscope.units import size as size_text
@@ -51,7 +51,7 @@ _SAVES_INPUTS = PRODUCTS | SAVES_EACH_OTHER
 def find(case: Case) -> Iterator[Finding]:
     """Yield one finding for all that is run again."""
     again = case.run.ledger.recompute_ns
-    if share(again, case) < LEAST_SHARE or is_the_partitioners(case):
+    if share(again, case) < LEAST_SHARE or is_the_partitioners(case) or not _is_checkpointed(case):
         return
     rows = [row for row in case.run.ops if row.phase == "recompute"]
     products = [row for row in rows if row.name in _PRODUCT_ROWS or row.name.startswith(ATEN_ATTENTION)]
@@ -89,6 +89,16 @@ def find(case: Case) -> Iterator[Finding]:
         code=_code(products) if worth else "checkpoint(block, x, use_reentrant=False) if index % 2 else block(x)",
         cost_ns=again,
     )
+
+
+def _is_checkpointed(case: Case) -> bool:
+    """Check that it is checkpointing that runs forward again, as far as that can be told.
+
+    A custom Function's ``backward`` may do so for reasons of its own: torchdiffeq's adjoint solves another equation there.
+    """
+    if facts_of(case).get("checkpointed") or any(row.node == CHECKPOINT for row in case.saved):
+        return True
+    return not case.saved or any("heckpoint" in row.name for row in case.run.ops)
 
 
 def _units(case: Case) -> dict[str, int]:
@@ -149,7 +159,7 @@ def _bytes_of(case: Case, layers: set[str]) -> tuple[int, int]:
             kept[tensor.storage] = max(kept.get(tensor.storage, 0), tensor.bytes)
         if call.op in PRODUCTS:
             results |= {tensor.storage: tensor.bytes for tensor in call.outputs}
-    already = sum(row.bytes for row in case.saved if row.node == "checkpoint")
+    already = sum(row.bytes for row in case.saved if row.node == CHECKPOINT)
     return max(sum(kept.values()) + masks - already, 0), sum(results.values())
 
 
