@@ -1,4 +1,4 @@
-"""TORCH_COMPILE_DISABLE=1: the program runs as it is written, and is measured so."""
+"""Where nothing is compiled: switched off by the environment, or for a backend that fails."""
 
 from __future__ import annotations
 
@@ -48,5 +48,38 @@ def test_what_is_switched_off_is_measured_as_it_is_written(how: str) -> None:
         capture_output=True,
         text=True,
         timeout=300,
+    )
+    assert ran.returncode == 0, ran.stderr[-4000:]
+
+
+FAILING = """
+import torch
+from torch import nn
+import gradscope
+
+torch._dynamo.config.suppress_errors = True
+
+def fails(graph, inputs):
+    raise RuntimeError("planted")
+
+model = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 4))
+run, x = torch.compile(model, backend=fails), torch.randn(4, 8)
+with gradscope.profiling(model, steps=2, warmup=2) as prof:
+    while True:
+        run(x).square().sum().backward()
+        if prof.step():
+            break
+data = prof.report.data
+rows = {row.path: row for row in data.layers}
+assert rows["0"].backward_total_ns and rows["2"].backward_total_ns and rows["0"].forward_flops is None
+assert "compile-failed" in {finding.rule for finding in data.findings}
+(note,) = [note for note in data.notes if "source lines" in note]
+assert note.startswith("inside of functions on which torch.compile fails (see compile-failed)"), note
+"""
+
+
+def test_a_note_says_that_what_fails_to_compile_has_no_lines() -> None:
+    ran = subprocess.run(
+        [sys.executable, "-c", FAILING], env=environment(), capture_output=True, text=True, timeout=300
     )
     assert ran.returncode == 0, ran.stderr[-4000:]

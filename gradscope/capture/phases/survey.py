@@ -33,6 +33,10 @@ _BROKEN_BESIDE_HOOKS = (
     "inside of functions whose graphs break (see graph-break), what runs between the graphs has no layers, no source "
     "lines and no FLOPs: the program has hooks on modules, so torch.compile would notice gradscope's"
 )
+_FAILED = (
+    "inside of functions on which torch.compile fails (see compile-failed), which run as they were written, there are "
+    "no source lines and no FLOPs"
+)
 _WITHOUT_GRAPHS = (
     "the program uses torch.compile, but gradscope saw Inductor compile nothing: it was compiled before, or by another "
     "backend, or ahead of time. Its graphs are a row each, and source lines and FLOPs were not measured"
@@ -130,9 +134,11 @@ class Survey(Phase):
         """What the report must say of a compiled program."""
         if not self.run.may_trace():
             return [_NOT_FOLLOWED if self.run.capture.compiled.graphs else _WITHOUT_GRAPHS]
-        if not breaks_in_models(self.run.compile_log):
-            return []
-        return [_BROKEN_BESIDE_HOOKS if self.run.hooks_aside.is_guarded else _BROKEN]
+        log = self.run.compile_log
+        found = [_FAILED] if any(log.failures()) else []
+        if breaks_in_models(log):
+            found.append(_BROKEN_BESIDE_HOOKS if self.run.hooks_aside.is_guarded else _BROKEN)
+        return found
 
     def _note_batch(self, args: Any) -> None:
         """Of the arguments, or where all are keywords of the batch that they come from.
