@@ -151,6 +151,47 @@ class Scored(nn.Module):
         return x.mean(), logits, F.cross_entropy(logits, tokens.flatten())
 
 
+class Attends(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.packed, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (each.unflatten(-1, (4, -1)).transpose(1, 2) for each in self.packed(x).chunk(3, dim=-1))
+        return torch.tanh(self.out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)))
+
+
+class ByHand(nn.Module):
+    """Attention as Inductor knows it, and computes it another way."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.packed, self.softmax, self.drop = nn.Linear(WIDTH, 3 * WIDTH), nn.Softmax(dim=-1), nn.Dropout(0.1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, tokens, _ = x.shape
+        q, k, v = (each.view(batch, tokens, 4, -1).transpose(1, 2) for each in self.packed(x).chunk(3, dim=-1))
+        weights = self.drop(self.softmax(torch.matmul(q, k.transpose(-1, -2)) * 0.5))
+        return torch.matmul(weights, v).transpose(1, 2).reshape(batch, tokens, WIDTH)
+
+
+class Attending(nn.Module):
+    """Checkpointed attention, which is run again with the same random numbers, whether it drops anything or not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(64, WIDTH), nn.Linear(WIDTH, 64)
+        self.blocks = nn.ModuleList([Attends() for _ in range(2)])
+        self.hand = ByHand()
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embed(tokens)
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=False)
+        x = self.hand(x)
+        return F.cross_entropy(self.head(x).flatten(0, 1), tokens.flatten())
+
+
 class Held(nn.Module):
     """Its weights are parameters of others: a list's, a parametrization's, an embedding's that is never called."""
 
@@ -286,6 +327,7 @@ CASES: dict[str, Callable[[Model], Callable[[Tensor], Tensor]]] = {
     "eager": lambda model: model,
     "eager held": lambda model: model,
     "eager beside": lambda model: model,
+    "eager attention": lambda model: model,
     "eager sum": lambda model: model,  # before anything is compiled: Dynamo leaves its functions in this module
     "nothing": nothing,  # type: ignore[dict-item]  # before anything is compiled too
     "whole": whole,
@@ -299,6 +341,7 @@ CASES: dict[str, Callable[[Model], Callable[[Tensor], Tensor]]] = {
     "custom": custom,
     "sum": whole,
     "held": whole,
+    "attention": whole,
     "beside": block,  # type: ignore[dict-item]
     "sharing": regional,
     "replaced": replaced,  # type: ignore[dict-item]
@@ -313,8 +356,10 @@ CASES: dict[str, Callable[[Model], Callable[[Tensor], Tensor]]] = {
 
 SUMS = {"eager sum", "sum", "sharing", "replaced"}
 HELD = {"eager held", "held"}
+ATTENDING = {"eager attention", "attention"}
 BESIDE = {"eager beside", "beside", "nothing"}
 MADE = {"scored": Scored, **dict.fromkeys(SUMS, Sum), **dict.fromkeys(HELD, Held), **dict.fromkeys(BESIDE, Beside)}
+MADE |= dict.fromkeys(ATTENDING, Attending)
 
 
 def run(case: str, folder: Path) -> None:

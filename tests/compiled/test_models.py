@@ -16,7 +16,7 @@ from gradscope.report.runfile import load_run
 from gradscope.report.view import build_view
 from gradscope.tables import RunData
 
-from .models import BESIDE, CASES, HELD, SUMS
+from .models import ATTENDING, BESIDE, CASES, HELD, SUMS
 
 SCRIPT = Path(__file__).with_name("models.py")
 OWN = {
@@ -30,6 +30,7 @@ OWN = {
     "scored",
     *SUMS,
     *HELD,
+    *ATTENDING,
     *BESIDE,
 }  # which have tests of their own
 COMPILED = [case for case in CASES if case not in OWN]
@@ -261,6 +262,35 @@ def test_what_computes_with_parameters_of_others_is_its_own(runs: dict[str, RunD
         assert (other.forward_flops, other.backward_flops) == (one.forward_flops, one.backward_flops), path
     assert found["first"].saved_bytes == eager["first"].saved_bytes > 0
     assert not any(found[path].flops or found[path].saved_bytes for path in ("list", "never"))
+
+
+def test_checkpointed_attention_is_the_blocks_that_it_is_in(runs: dict[str, RunData]) -> None:
+    """Torch puts an operation with the state of its random numbers around it, of which it tells nothing."""
+    eager, found = ({row.path: row for row in runs[name].layers} for name in ("eager attention", "attention"))
+    for path in ("blocks.0", "blocks.1"):
+        one, other = eager[path], found[path]
+        assert one.forward_flops and one.backward_flops, path
+        assert (other.forward_flops, other.backward_flops) == (one.forward_flops, one.backward_flops), path
+    attention = [row for row in runs["attention"].ops if row.name.endswith("flash_attention_for_cpu")]
+    phases = [("blocks.0", "forward"), ("blocks.0", "recompute"), ("blocks.1", "forward"), ("blocks.1", "recompute")]
+    assert sorted((row.layer, row.phase) for row in attention) == phases
+    assert all(row.self_ns and row.calls == 1 for row in attention)
+    lines = {row.text for row in runs["attention"].lines if row.forward_ns}
+    assert any("scaled_dot_product_attention" in text for text in lines)
+
+
+def test_what_inductor_computes_another_way_is_where_it_was_written(runs: dict[str, RunData]) -> None:
+    """Of attention by hand, which it knows, torch tells nothing of what it puts in its place."""
+    eager, found = ({row.path: row for row in runs[name].layers} for name in ("eager attention", "attention"))
+    one, other = eager["hand"], found["hand"]
+    assert one.forward_flops and one.backward_flops
+    assert (other.forward_flops, other.backward_flops) == (one.forward_flops, one.backward_flops)
+    products = {row.layer for row in runs["attention"].ops if row.name == "aten::bmm"}
+    assert products == {"hand"}
+    for path in ("hand.softmax", "hand.drop"):
+        assert found[path].forward_self_ns and found[path].backward_self_ns, path
+    lines = {row.text for row in runs["attention"].lines if row.backward_ns}
+    assert any("matmul(weights, v)" in text for text in lines) and any("k.transpose(-1, -2)" in text for text in lines)
 
 
 @pytest.mark.parametrize("case", ["beside", "nothing"])

@@ -17,8 +17,9 @@ import torch
 from gradscope.compat.compiled_autograd import compiles_pass, from_there
 from gradscope.compat.dynamo.log import users_name
 from gradscope.compat.inductor import DEBUG, FUNCTORCH_CONFIG
+from gradscope.compat.inductor.origins import told_of
 from gradscope.compat.inductor.sums import with_owners
-from gradscope.compat.inductor.work import bytes_of, flops, flops_at, seen, work_of
+from gradscope.compat.inductor.work import bytes_of, flops, flops_at, has_state, operation, seen, work_of
 from gradscope.tables import CalledFrom, GraphNote, NodeNote
 
 _HANDLE = re.compile(r"(?P<kernel>.*):(?P<order>\d+)")
@@ -42,7 +43,10 @@ def noted(graph: Any, before: int, earlier: Mapping[str, NodeNote]) -> GraphNote
     debug: Any = sys.modules[DEBUG]
     made_of: Mapping[str, Sequence[str]] = debug._inductor_triton_kernel_to_post_grad_node_info
     found = [(match, names) for text, names in made_of.items() if (match := _HANDLE.fullmatch(text))]
-    kernels = sorted((int(match["order"]), match["kernel"], tuple(names)) for match, names in found)
+    called = {node.name: _kernel_of(operation(node)) for node in graph.graph.nodes if has_state(node)}
+    kernels = sorted(
+        (int(match["order"]), _named(match["kernel"], names, called), tuple(names)) for match, names in found
+    )
     left = {node.name for node in graph.graph.nodes}
     nodes = {node.name: _with_origin(node, node_note(node), earlier, left) for node in graph.graph.nodes}
     nodes |= _in_branches(graph)
@@ -63,6 +67,22 @@ def noted(graph: Any, before: int, earlier: Mapping[str, NodeNote]) -> GraphNote
         is_pass=compiles_pass(),
         flops_at=flops_at(graph),
     )
+
+
+def _named(kernel: str, names: Sequence[str], called: Mapping[str, str]) -> str:
+    """A kernel's name; of an operation with the state of its random numbers around the operation's, as its row bears.
+
+    Args:
+        called: the operations of such nodes, by the nodes' names.
+    """
+    if not kernel.startswith("torch.ops.higher_order."):
+        return kernel
+    return next((called[name] for name in names if name in called), kernel)
+
+
+def _kernel_of(target: Any) -> str:
+    """How Inductor names the call of an operation of torch's: ``torch.ops.aten.mm.default``."""
+    return f"torch.ops.{target}"
 
 
 def _memory_budget() -> float:
@@ -113,7 +133,11 @@ def _is_optimizer(nodes: Iterable[NodeNote]) -> bool:
 
 
 def node_note(node: Any) -> NodeNote:
-    meta = node.meta
+    meta, target = told_of(node), operation(node)
+    if has_state(node) and not meta.get("stack_trace"):
+        # Torch copies nothing to it of the operation that was there. What takes its results apart has it still.
+        taken = next((told for user in node.users if (told := told_of(user)).get("stack_trace")), {})
+        meta = {**taken, "val": meta.get("val")}
     held = meta.get("fwd_nn_module_stack") or meta.get("nn_module_stack") or {}
     return NodeNote(
         modules=tuple(_called_from(key, *value) for key, value in held.items()),
@@ -122,11 +146,11 @@ def node_note(node: Any) -> NodeNote:
             for match in _FRAME.finditer(meta.get("stack_trace") or "")
         ),
         # What has no tag is backward: parts of a custom Function's, and of what a pass has put there.
-        forward=meta.get("partitioner_tag") in _FORWARD and node.op == "call_function",
-        is_view=node.op == "call_function" and is_view(node.target),
+        forward=node.op == "call_function" and (meta.get("partitioner_tag") in _FORWARD or has_state(node)),
+        is_view=node.op == "call_function" and is_view(target),
         bytes=bytes_of(meta.get("val")),
         flops=flops(node),
-        op=getattr(getattr(node.target, "overloadpacket", node.target), "__name__", ""),
+        op=getattr(getattr(target, "overloadpacket", target), "__name__", ""),
         inputs=tuple(each.name for each in node.all_input_nodes),
         sequence=meta.get("seq_nr", -1),
         is_sum=bool(meta.get("is_gradient_acc")),

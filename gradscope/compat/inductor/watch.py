@@ -20,9 +20,10 @@ import torch
 
 from gradscope.compat.compiled_autograd import CopiedNodes, compiles_pass, watching_copies
 from gradscope.compat.imports import once_imported
-from gradscope.compat.inductor import COMPILE_FX, DEBUG
+from gradscope.compat.inductor import COMPILE_FX, DEBUG, PATTERNS
 from gradscope.compat.inductor.graphs import GraphWatch
 from gradscope.compat.inductor.notes import last_handle, node_note, noted
+from gradscope.compat.inductor.origins import watching_replacements
 from gradscope.compat.inductor.rows import KernelRows
 from gradscope.compat.inductor.settings import INSIDE, KERNEL_PROFILE, SETTINGS, Settings
 from gradscope.compat.private import replaced
@@ -32,6 +33,7 @@ _OUTPUT = "torch._inductor.output_code"
 _READ = {
     COMPILE_FX: ("_InProcessFxCompile.codegen_and_compile", *INSIDE),
     _OUTPUT: ("CompiledFxGraph.__call__",),
+    PATTERNS: ("ReplacementPatternEntry.replace_with_graph",),
     DEBUG: ("_inductor_kernel_provenance_debug_handle", "_inductor_triton_kernel_to_post_grad_node_info"),
 }
 
@@ -44,7 +46,7 @@ def probe_graphs() -> None:
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of torch's own code
-        modules = {name: importlib.import_module(name) for name in (COMPILE_FX, DEBUG, _OUTPUT)}
+        modules = {name: importlib.import_module(name) for name in _READ}
     for module, names in _READ.items():
         for name in names:
             attrgetter(name)(modules[module])
@@ -111,6 +113,7 @@ def _watching(watch: GraphWatch, copies: CopiedNodes, failed: Callable[[Exceptio
     with ExitStack() as stack:
         stack.callback(rows.take_out)
         stack.enter_context(settings.installed())
+        stack.enter_context(watching_replacements(settings.hold, failed))
         stack.enter_context(replaced(compiles, "codegen_and_compile", codegen_and_compile))
         named: dict[int, tuple[weakref.ref[Any], Any]] = {}
         stack.callback(_rename, named)

@@ -1,6 +1,6 @@
 """Bytes and floating-point operations of a graph's nodes, also of sizes that are known once it runs alone.
 
-Source: torch/utils/flop_counter.py (the formulas).
+Source: torch/utils/flop_counter.py (the formulas); torch/_functorch/partitioners.py (``functionalize_rng_ops``).
 """
 
 from __future__ import annotations
@@ -14,6 +14,21 @@ from torch.fx.node import map_arg
 from torch.utils._pytree import tree_map_only
 
 from gradscope.compat.flops import flop_formulas
+
+
+# What torch puts around an operation of random numbers, attention with dropout say, that a checkpoint runs again with
+# the same ones: where the operation is among the arguments.
+_WITH_STATE = {"run_and_save_rng_state": 0, "run_with_rng_state": 1, "graphsafe_run_with_rng_state": 0}
+
+
+def operation(node: Any) -> Any:
+    """What a node computes: where torch calls an operation by another one, the operation."""
+    return node.args[_WITH_STATE[node.target.__name__]] if has_state(node) else node.target
+
+
+def has_state(node: Any) -> bool:
+    """Check that a node is an operation with the state of its random numbers around."""
+    return node.op == "call_function" and getattr(node.target, "__name__", "") in _WITH_STATE
 
 
 def bytes_of(value: Any) -> int:
@@ -52,9 +67,16 @@ def work_of(node: Any) -> Callable[[Mapping[Any, int]], int] | None:
 
     Of a size that is not given it counts what torch has seen.
     """
-    formula = flop_formulas().get(getattr(node.target, "overloadpacket", None))
+    formula = _formula(operation(node))
     if formula is None:
         return None
+    given, named, result = node.args, dict(node.kwargs), node.meta.get("val")
+    if has_state(node):
+        name = node.target.__name__
+        given = given[_WITH_STATE[name] + 1 :]
+        named.pop("rng_state", None)
+        if name == "run_and_save_rng_state" and result is not None:
+            result = result[1]
 
     def shapes(value: Any) -> Any:
         return _Shape(tuple(value.shape))
@@ -62,7 +84,7 @@ def work_of(node: Any) -> Callable[[Mapping[Any, int]], int] | None:
     def made(node: Any) -> Any:
         return tree_map_only(torch.Tensor, shapes, node.meta.get("val"))
 
-    (args, kwargs), made_by = map_arg((node.args, dict(node.kwargs)), made), made(node)
+    (args, kwargs), made_by = map_arg((given, named), made), tree_map_only(torch.Tensor, shapes, result)
 
     def count(sizes: Mapping[Any, int]) -> int:
         def sized(shape: _Shape) -> torch.Tensor:
@@ -72,6 +94,15 @@ def work_of(node: Any) -> Callable[[Mapping[Any, int]], int] | None:
         return int(formula(*mine[0], **mine[1], out_val=mine[2]))
 
     return count
+
+
+def has_formula(target: Any) -> bool:
+    """Check that torch can tell the floating-point operations of an operation."""
+    return _formula(target) is not None
+
+
+def _formula(target: Any) -> Callable[..., int] | None:
+    return flop_formulas().get(getattr(target, "overloadpacket", target))
 
 
 class _Shape:

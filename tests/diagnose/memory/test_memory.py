@@ -411,7 +411,9 @@ def test_forward_in_the_backward_of_a_custom_function_is_no_checkpoint(case: Cas
     rest = tuple(replace(row, node="FunctionBackward") for row in memory.saved)
     run = replace(timed.run, memory=replace(memory, saved=rest))
     assert list(RULES["checkpoint-share"].find(Case(run, timed.facts))) == []
-    nested = tuple(replace(row, name="CheckpointFunctionBackward") if row.name == "aten::gelu" else row for row in run.ops)
+    nested = tuple(
+        replace(row, name="CheckpointFunctionBackward") if row.name == "aten::gelu" else row for row in run.ops
+    )
     assert list(RULES["checkpoint-share"].find(Case(replace(run, ops=nested), timed.facts)))
     assert list(RULES["checkpoint-share"].find(Case(replace(run, memory=None), timed.facts))), "nobody knows"
 

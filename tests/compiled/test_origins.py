@@ -1,0 +1,94 @@
+"""Where nodes are from that a pass of Inductor's puts in the place of others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import fx
+
+from gradscope.compat.inductor.notes import node_note
+from gradscope.compat.inductor.origins import _give, told_of
+
+aten = torch.ops.aten
+HEAD, SOFTMAX = "net.attention", "net.attention.softmax"
+
+
+def told(path: str, line: int, tag: str = "is_forward", **more: Any) -> dict[str, Any]:
+    """What torch keeps of a node that is in the module at ``path``, and in all around it."""
+    parts = path.split(".")
+    paths = [".".join(parts[:length]) for length in range(1, len(parts) + 1)]
+    stack = {each: (each, torch.nn.Module) for each in paths}
+    name = "nn_module_stack" if tag == "is_forward" else "fwd_nn_module_stack"
+    trace = f'File "net.py", line {line}, in forward\n    x'
+    return {name: stack, "stack_trace": trace, "seq_nr": line, "partitioner_tag": tag, **more}
+
+
+def made(*nodes: tuple[Callable[..., Any], Mapping[str, Any]]) -> list[fx.Node]:
+    graph = fx.Graph()
+    x, heads = graph.placeholder("x"), graph.placeholder("heads")
+    x.meta["val"] = torch.empty(2, 4, 4, device="meta")
+    heads.meta["val"] = torch.empty(2, 4, 4, 4, device="meta")
+    found = []
+    for target, meta in nodes:
+        node = graph.call_function(target, (heads if "attention" in str(target) else x,) * 3)
+        node.meta.update(meta)
+        found.append(node)
+    return found
+
+
+def test_matmuls_and_the_rest_are_of_what_computed_the_same() -> None:
+    old = [
+        (aten.bmm.default, told(HEAD, 1)),
+        (aten.exp.default, told(SOFTMAX, 2)),
+        (aten.bmm.default, told(HEAD, 3)),
+        (aten.bmm.default, told(HEAD, 3, "is_backward")),
+    ]
+    tag, back = {"partitioner_tag": "is_forward"}, {"partitioner_tag": "is_backward"}
+    new = made(
+        (aten.baddbmm.default, tag),
+        (aten.exp.default, tag),
+        (aten.eq.Scalar, tag),
+        (aten.baddbmm.default, tag),
+        (aten.baddbmm.default, back),
+    )
+    _give(old, new)
+    notes = [node_note(node) for node in new]
+    assert [note.modules[-1].path for note in notes] == [HEAD, SOFTMAX, HEAD, HEAD, HEAD]
+    assert [note.frames[0][1] for note in notes] == [1, 2, 1, 3, 3]  # of what is new the line of the first matmul
+    assert [note.sequence for note in notes] == [1, 2, 1, 3, 3]
+    assert [note.forward for note in notes] == [True] * 4 + [False]
+
+
+def test_what_is_one_now_is_of_the_module_around_all() -> None:
+    old = [
+        (aten.exp.default, told(SOFTMAX, 2)),
+        (aten.bmm.default, told(HEAD, 1)),
+        (aten.bmm.default, told("net.attention.out", 3)),
+    ]
+    (one,) = made((aten._scaled_dot_product_flash_attention.default, {"partitioner_tag": "is_forward"}))
+    _give(old, [one])
+    note = node_note(one)
+    assert note.modules[-1].path == HEAD and note.frames[0][1] == 1
+
+
+def test_what_torch_tells_stands() -> None:
+    (known, empty) = made((aten.baddbmm.default, told("net.other", 7)), (aten.baddbmm.default, {"nn_module_stack": {}}))
+    _give([(aten.baddbmm.default, told(HEAD, 1)), (aten.baddbmm.default, told(HEAD, 2))], [known, empty])
+    assert node_note(known).modules[-1].path == "net.other"
+    assert node_note(empty).modules[-1].path == HEAD
+
+
+def test_what_replaces_a_replacement_is_from_where_that_is() -> None:
+    (first,) = made((aten.rand.default, {}))
+    _give([(aten.bernoulli.default, told(SOFTMAX, 2))], [first])
+    (second,) = made((aten.randn.default, {}))
+    _give([(aten.rand.default, told_of(first))], [second])
+    assert node_note(second).modules[-1].path == SOFTMAX
+
+
+def test_of_what_nobody_knows_nothing_is_told() -> None:
+    (node,) = made((aten.rand.default, {}))
+    _give([(aten.bernoulli.default, {"seq_nr": 1})], [node])
+    assert not node_note(node).modules and "gradscope_from" not in node.meta
