@@ -33,6 +33,7 @@ from gradscope.diagnose.engine import diagnose, every_rule
 from gradscope.errors import NothingMeasuredError, Terminated
 from gradscope.evidence import known_facts, with_recording
 from gradscope.graphs import graphs_of
+from gradscope.interrupts import is_interruption
 from gradscope.limits import kept
 from gradscope.process import room_for_files, stops_put_off
 from gradscope.readings import (
@@ -359,6 +360,8 @@ def _with_findings(
         if found is not None and found.recording is not None:
             facts = with_recording(facts, names, found.recording, run.step.wall_ns, found)
     except Exception as error:  # a user's objects are behind it
+        if is_interruption(error):
+            raise
         notes.append(f"the recorded step could not be read: {type(error).__name__}: {error}")
     limits = kept(str(run.environment["device_name"]), int(run.environment["threads"]))
     try:
@@ -366,6 +369,8 @@ def _with_findings(
         measured = None if is_unreliable(run.step) else limits  # times that are not its own come near no limit
         run = replace(run, layers=bounded(Case(run, facts, measured)), environment=environment)
     except Exception as error:
+        if is_interruption(error):
+            raise
         notes.append(f"the layers' limits are unknown: {type(error).__name__}: {error}")
     steady = not is_unreliable(run.step)
     if not steady:

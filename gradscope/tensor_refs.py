@@ -47,10 +47,13 @@ _SWAP: Any = _torchs_own(torch.utils.swap_tensors)
 class TensorRef:
     """Leads to a tensor while it lives and is what it was, as :func:`tensor_ref` made it."""
 
-    __slots__ = ("__weakref__", "_tensor")
+    __slots__ = ("__weakref__", "_counts", "_tensor")
 
     def __init__(self, tensor: torch.Tensor) -> None:
+        self._counts = False
         self._tensor: Callable[[], torch.Tensor | None] = weakref.ref(tensor)
+        _swaps.references += 1
+        self._counts = True  # no signal's handler is called between these two
 
     def __call__(self) -> torch.Tensor | None:
         return self._tensor()
@@ -61,7 +64,7 @@ class TensorRef:
 
     def __del__(self) -> None:
         with _swaps.lock:
-            _swaps.references -= 1
+            _swaps.references -= self._counts
             if not _swaps.references:
                 _swaps.end()
 
@@ -102,8 +105,7 @@ def tensor_ref(tensor: torch.Tensor) -> TensorRef:
     with _swaps.lock:  # of two that are made at once one would be let go of
         known = _refs.get(id(tensor))
         if known is None or known._tensor() is not tensor:  # a recorded step asks for each of its tensors
-            _swaps.references += 1
-            if _swaps.references == 1:
+            if not _swaps.references:
                 _swaps.begin()
             known = _refs[id(tensor)] = TensorRef(tensor)
         return known

@@ -7,15 +7,13 @@ Everything that gradscope runs inside the user's process, between two of the use
 from __future__ import annotations
 
 import functools
-import inspect
 import os
-import signal
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from itertools import pairwise, starmap
-from types import FrameType, FunctionType, MethodType
 from typing import Any
+
+from gradscope.interrupts import is_interruption
 
 # Set it to see the traceback of each error that became a note.
 _DEBUG = "GRADSCOPE_DEBUG"
@@ -39,9 +37,9 @@ class Guard:
     def note(self, part: str, error: BaseException) -> None:
         """Something went wrong in ``part``.
 
-        What a signal's handler of the user's has raised meanwhile is theirs: it goes its way.
+        What has interrupted gradscope, a time limit of the user's say, is theirs: it goes its way.
         """
-        if is_of_a_signal(error):
+        if is_interruption(error):
             raise error
         for listener in listeners:
             listener(error)
@@ -99,45 +97,6 @@ class Guard:
             if not isinstance(error, Exception):
                 raise
             self.note(part, error)
-
-
-_EVENTS = frozenset({"call", "line", "return", "exception", "opcode"})  # that a function of sys.settrace is told of
-
-
-def is_of_a_signal(error: BaseException) -> bool:
-    """Check that the error passed through a handler of a signal's, or a function of ``sys.settrace``.
-
-    That is one that is registered with :mod:`signal`, or what was called with a signal's number and the frame that it
-    was called from: the handler may have put another one in its place by now.
-    """
-    handlers = {_code(signal.getsignal(number)) for number in signal.valid_signals()} - {None}
-    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    return any(frame.f_code in handlers for frame in frames) or any(starmap(_interrupts, pairwise(frames)))
-
-
-def _interrupts(interrupted: FrameType, handler: FrameType) -> bool:
-    """Check that a frame was given the one that called it, behind a number or in front of an event's name."""
-    code, names = handler.f_code, handler.f_locals
-    given = [names.get(name) for name in code.co_varnames[: code.co_argcount]]
-    if code.co_flags & inspect.CO_VARARGS:
-        rest = names.get(code.co_varnames[code.co_argcount + code.co_kwonlyargcount])
-        given += rest if type(rest) is tuple else ()
-    return any(
-        (each is interrupted and type(before) in {int, signal.Signals})
-        or (before is interrupted and type(each) is str and each in _EVENTS)
-        for before, each in pairwise(given)
-    )
-
-
-def _code(handler: Any) -> Any:
-    """Of a function, a method, or an object whose class has ``__call__``, which is asked nothing; None of others."""
-    while type(handler) is functools.partial:
-        handler = handler.func
-    if type(handler) is MethodType:
-        handler = handler.__func__
-    elif type(handler) is not FunctionType:
-        handler = inspect.getattr_static(type(handler), "__call__", None)
-    return handler.__code__ if type(handler) is FunctionType else None
 
 
 def text_of(error: BaseException) -> str:

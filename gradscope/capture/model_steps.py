@@ -8,11 +8,12 @@ from typing import Any
 
 import torch
 
-from gradscope.capture.guard import is_of_a_signal, text_of
+from gradscope.capture.guard import text_of
 from gradscope.capture.phases import StepRecorder
 from gradscope.capture.session import Session
 from gradscope.capture.state import leaves_of
 from gradscope.errors import WorkloadError
+from gradscope.interrupts import is_interruption
 from gradscope.safe_text import cut, visible
 from gradscope.tree import parameters_of
 from gradscope.workload import Workload, call_model, scalar_loss
@@ -29,7 +30,7 @@ def run_steps(workload: Workload, batches: Iterator[Any], session: Session) -> s
             session.surroundings.batch = batch = next(batches)
             stepper.step(batch)
         except (Exception, SystemExit) as error:
-            if not session.has_all or is_of_a_signal(error):
+            if not session.has_all or is_interruption(error):
                 raise
             # In a step that nobody has asked for: it was to show source lines.
             if not isinstance(error, WorkloadError):

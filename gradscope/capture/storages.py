@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from typing import Any, NamedTuple
 
@@ -18,6 +17,7 @@ from torch.optim import Optimizer
 
 from gradscope.capture.graphs import most_nodes, walked
 from gradscope.compat import SavedTensor, checkpoint_frame, held_by_checkpoint, saved_value
+from gradscope.interrupts import IgnoringErrors, is_interruption
 from gradscope.process import objects_of
 from gradscope.tables import CHECKPOINT
 
@@ -57,6 +57,8 @@ class StorageReader:
             with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
                 return self._found(tensor, depth)
         except Exception as error:  # a subclass's own code is behind it
+            if is_interruption(error):
+                raise
             why = f"{type(error).__name__}: {error}".partition("\n")[0][:_LONGEST]
             self._untold.setdefault((type(tensor).__qualname__, why), set()).add(id(tensor))
             return []
@@ -132,7 +134,7 @@ def _items(value: Any) -> list[Any]:
     kind = type(value)
     if issubclass(kind, (str, bytes, int, float)):
         return []
-    with suppress(Exception):  # the user's own container
+    with IgnoringErrors():  # the user's own container
         if issubclass(kind, dict):
             return list(dict.values(value))  # a class of the user's may count what reads it
         if issubclass(kind, Mapping):
@@ -158,7 +160,9 @@ def sizes_of(tensor: torch.Tensor) -> tuple[str, str]:
             # A nested tensor has no shape to ask for.
             shape = "nested" if tensor.is_nested else "x".join(map(str, tensor.shape)) or "scalar"
             return shape, str(tensor.dtype).removeprefix("torch.")
-    except Exception:
+    except Exception as error:
+        if is_interruption(error):
+            raise
         return type(tensor).__name__, "?"
 
 
@@ -257,7 +261,7 @@ def every_storage(reader: StorageReader, graphs: GraphReader) -> tuple[list[Stor
     for tensor in all_tensors():
         found += reader.storages(tensor)
         # Some wrappers have no graph, a subclass may do anything; and a mode of the user's sees the user's calls alone.
-        with suppress(Exception), torch._C.DisableTorchFunction():
+        with IgnoringErrors(), torch._C.DisableTorchFunction():
             if tensor.grad_fn is not None:
                 functions.append(tensor.grad_fn)
                 held.append(tensor)
@@ -278,7 +282,7 @@ def states_of(optimizers: Iterable[Optimizer], reader: StorageReader) -> Iterato
     """Return (parameter, storage) of each tensor that optimizers keep from step to step; of one that raises, none."""
     for optimizer in optimizers:
         entries: Any = ()
-        with suppress(Exception):
+        with IgnoringErrors():
             states = optimizer.state
             entries = list(dict.items(states) if issubclass(type(states), dict) else states.items())
         for parameter, state in entries:

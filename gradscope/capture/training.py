@@ -19,6 +19,7 @@ from gradscope.capture.registry import Seen
 from gradscope.capture.result import StepsOfOptimizer
 from gradscope.compat import CompiledSteps, graph_task_id
 from gradscope.devices import is_capturing
+from gradscope.interrupts import is_interruption
 from gradscope.process import note_ended_early, objects_of
 
 # Optimizer steps after which no cycle is looked for any more: a step is then a round, see CycleFinder.
@@ -327,7 +328,9 @@ def _parameters(optimizer: Optimizer) -> list[int]:
     """Ids of what it holds; none where a class of the user's does not say."""
     try:
         return [id(parameter) for group in optimizer.param_groups for parameter in group["params"]]
-    except Exception:
+    except Exception as error:
+        if is_interruption(error):
+            raise
         return []
 
 

@@ -17,6 +17,7 @@ from gradscope.api import profiling
 from gradscope.capture.environment import rank_and_size
 from gradscope.capture.session import is_measuring
 from gradscope.errors import GradscopeError, NothingMeasuredError, OutputError, UsageError
+from gradscope.interrupts import is_interruption
 from gradscope.report.outfile import RUN_HEAD, check_output
 from gradscope.report.report import Report
 from gradscope.safe_text import cut, shown_path, shown_repr, visible
@@ -130,6 +131,8 @@ class Measurement:
             if prof.displaced_after is None:
                 _warn(why_nothing or str(error))
         except Exception as error:
+            if is_interruption(error):
+                raise
             _warn(f"no report: {_text(error)}")
         else:
             self._show(self.report, ranks)
@@ -231,6 +234,8 @@ def _attempted(failed: str, call: Callable[[], object]) -> bool:
     try:
         call()
     except Exception as error:
+        if is_interruption(error):
+            raise
         _warn(f"{failed}: {_text(error)}")
         return False
     return True

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from gradscope.capture.guard import Guard
 from gradscope.capture.hooks_aside import HooksAside
 from gradscope.capture.uncompiled import uncompiled
+from gradscope.interrupts import is_interruption
 from gradscope.recording.graph import Recording, settle
 from gradscope.recording.operations import canonical
 from gradscope.recording.tape import Reads, Tape, reads_content
@@ -36,6 +37,7 @@ class Recorder:
     Attributes:
         recording: what was written; None before, where there were more than MOST_CALLS, and where it failed.
         overflowed: whether there were.
+        interrupted: whether the program interrupted the writing, by a time limit say, which then ended.
         failed: what went wrong in the writing, which then ended.
     """
 
@@ -43,7 +45,7 @@ class Recorder:
 
     def __init__(self) -> None:
         self.recording: Recording | None = None
-        self.overflowed = False
+        self.overflowed = self.interrupted = False
         self.failed: Exception | None = None
         self._tape: Tape | None = None
         self._whole = False  # whether the forward pass and the loss were called by gradscope
@@ -59,7 +61,7 @@ class Recorder:
             self._tape = None
             tape.leave_frames()
             self.recording = Recording(tape.nodes, tape.values, tape.live)
-            if self.overflowed or self.failed is not None:
+            if self.overflowed or self.interrupted or self.failed is not None:
                 self.recording.drop()
                 self.recording = None
         if self._whole:  # what made the values is over: as in a plan, of which this may become one
@@ -103,7 +105,7 @@ class Recorder:
 
     def _writes(self) -> Tape | None:
         """The tape, where it is still written on."""
-        tape = self._tape if self.failed is None else None
+        tape = None if self.interrupted or self.failed is not None else self._tape
         if tape is not None and len(tape.nodes) >= self.MOST_CALLS:
             self.overflowed = True
             return None
@@ -128,6 +130,9 @@ class Recorder:
             return written(run)
         except Exception as error:
             if any(error is each for each in raised):
+                raise
+            if is_interruption(error):
+                self.interrupted = True
                 raise
             self.failed = error
         finally:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -15,10 +17,15 @@ from torch.nn.modules import module as torchs
 from torch.optim import optimizer as optimizers
 
 import gradscope
+from gradscope import tensor_refs
 from gradscope.capture import guard as guards
+from gradscope.capture import storages
 from gradscope.capture.guard import Guard
 from gradscope.capture.phases.base import Phase
 from gradscope.capture.session import Session
+from gradscope.capture.storages import StorageReader
+from gradscope.interrupts import is_interruption
+from gradscope.recording.tape import Tape
 
 pytestmark = pytest.mark.skipif(not hasattr(signal, "SIGUSR1"), reason="needs signals of the program's own")
 
@@ -37,6 +44,8 @@ _OF_PHASES = ("enter", "begin_step", "end_step", "keep", "fits")
 PLACES = [(Session, name) for name in ("_enter", "_leave", "_begin_step", "_turn", "_next_phase")] + [
     (kind, name) for kind in _kinds(Phase) for name in _OF_PHASES if name in vars(kind)
 ]
+# Where errors of what is looked at are kept without a guard.
+PLACES += [(Tape, "call"), (StorageReader, "_found"), (storages, "_given")]
 
 
 @pytest.fixture
@@ -211,3 +220,75 @@ def test_what_a_function_raises_that_traces_the_program_is_the_programs() -> Non
     finally:
         sys.settrace(before)
     assert inside == [0] and not guard.failed
+
+
+@pytest.mark.parametrize("wanted", ["call", "c_call"])
+def test_what_a_function_raises_that_profiles_the_program_is_the_programs(wanted: str) -> None:
+    def limit(frame: Any, event: str, _: Any) -> None:
+        if inside and event == wanted:
+            raise TimeLimit
+
+    def called() -> int:
+        return len(inside)
+
+    inside: list[int] = []
+    guard, before = Guard(), sys.getprofile()
+    sys.setprofile(limit)
+    try:
+        with pytest.raises(TimeLimit), guard.over("something"):
+            inside.append(0)
+            called()
+    finally:
+        inside.clear()
+        sys.setprofile(before)
+    assert not guard.failed
+
+
+_GUARDED = """
+def guarded(guard, raises, *what):
+    with guard.over("something"):
+        raises(*what)
+        for _ in range(1_000_000):
+            pass
+"""
+
+
+def test_what_another_thread_raises_in_this_one_is_the_programs() -> None:
+    """No frame of its own is on the way: it is told by its class, which nothing here raises."""
+    guard, made, here = Guard(), dict[str, Any](), ctypes.c_ulong(threading.get_ident())
+    exec(compile(_GUARDED, guards.__file__, "exec"), made)  # as code of gradscope's own, which a guard is around
+    with pytest.raises(TimeLimit):
+        made["guarded"](guard, ctypes.pythonapi.PyThreadState_SetAsyncExc, here, ctypes.py_object(TimeLimit))
+    assert not guard.failed
+
+
+def test_tensors_can_be_swapped_behind_a_limit_that_came_as_the_first_was_referred_to(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def comes(*_: Any) -> None:
+        raise TimeLimit
+
+    before = tensor_refs._swaps.references
+    monkeypatch.setattr(tensor_refs._swaps, "references", 0)
+    one, other = torch.ones(2), torch.zeros(2)
+    with monkeypatch.context() as planted, pytest.raises(TimeLimit):
+        planted.setattr(tensor_refs, "tell", comes)
+        planted.setattr(tensor_refs, "is_told_of", lambda _: False)
+        tensor_refs.tensor_ref(one)
+    assert not tensor_refs._swaps.references
+    known = tensor_refs.tensor_ref(one)
+    assert tensor_refs._swaps.references == 1
+    torch.utils.swap_tensors(one, other)
+    assert known() is None and one.sum() == 0
+    del known
+    monkeypatch.setattr(tensor_refs._swaps, "references", before)
+
+
+@pytest.mark.parametrize("kind", [KeyError, torch.cuda.OutOfMemoryError])
+def test_errors_of_torch_and_python_are_no_interruptions(kind: type[Exception]) -> None:
+    error = kind("something")
+    assert not is_interruption(error)
+    try:
+        raise error
+    except Exception:
+        assert not is_interruption(error)

@@ -17,6 +17,7 @@ from gradscope.capture.phases.timed import SETTLING_STEPS
 from gradscope.process import unheard
 from gradscope.tree import parameters_of
 
+_INTERRUPTED = "what recipes could replace is not looked for: the program interrupted the step that was recorded for it"
 _NO_RECIPES = (
     "what recipes could replace is not looked for in a compiled program: gradscope fix finds it, and measures it"
 )
@@ -55,6 +56,8 @@ class RecordingPhase(Phase):
         run, capture = self.run, self.run.capture
         if run.recorder is not None and run.recorder.failed is not None:
             run.guard.note(self.name, run.recorder.failed)
+        if run.recorder is not None and run.recorder.interrupted:
+            capture.notes.append(_INTERRUPTED)
         measured = capture.timed.completed - SETTLING_STEPS if capture.timed is not None else 0
         capture.settings = {
             **self._switches.with_seen(current_settings()),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from types import CodeType
 from typing import Any
 
@@ -12,6 +12,7 @@ import torch
 
 from gradscope.compat.dynamo import DYNAMO
 from gradscope.compat.imports import once_imported
+from gradscope.interrupts import IgnoringErrors
 
 _eager: set[CodeType] = set()  # of what is left alone, once Dynamo is there
 _eager_frames: set[CodeType] = set()  # the same, without what it calls
@@ -24,7 +25,7 @@ def keep_eager(function: Any) -> None:
     """
     _eager.add(function.__code__)
     if DYNAMO in sys.modules:
-        with suppress(Exception):  # of another torch: watching_dynamo tells of it
+        with IgnoringErrors():  # of another torch: watching_dynamo tells of it
             _leave_alone(function.__code__)
 
 
@@ -32,7 +33,7 @@ def keep_frame_eager(function: Any) -> None:
     """Let Dynamo run a function as it is, but look at what it calls."""
     _eager_frames.add(function.__code__)
     if DYNAMO in sys.modules:
-        with suppress(Exception):
+        with IgnoringErrors():
             _leave_alone(function.__code__, inner=False)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +14,7 @@ import torch
 from gradscope import markers
 from gradscope.compat.private import dispatch_depth
 from gradscope.compat.profilers import without_rows
+from gradscope.interrupts import IgnoringErrors
 from gradscope.process import objects_of
 from gradscope.tables import TANGENTS, GraphNote, GraphRun
 from gradscope.tensor_refs import TensorRef, tensor_ref
@@ -150,7 +151,7 @@ def _zeros(names: Sequence[str], inputs: Sequence[Any]) -> tuple[str, ...] | Non
     """
     if dispatch_depth():
         return None
-    with suppress(Exception), torch.no_grad(), torch._C.DisableTorchFunction(), without_rows():
+    with IgnoringErrors(), torch.no_grad(), torch._C.DisableTorchFunction(), without_rows():
         if not (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()):
             return tuple(
                 name

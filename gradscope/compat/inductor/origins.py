@@ -102,6 +102,6 @@ def _kind(target: Any) -> Any:
 def _around(old: Sequence[tuple[Any, Mapping[str, Any]]]) -> Mapping[str, Any]:
     """The modules that all are in, and the line of the first matmul, or of the first."""
     stacks = [list((told.get(_FORWARD_STACK) or told.get(_STACK) or {}).items()) for _, told in old]
-    shared = takewhile(lambda each: len(set(each)) == 1, zip(*[[key for key, _ in stack] for stack in stacks]))
+    alike = takewhile(lambda keys: len(set(keys)) == 1, zip(*[dict(stack) for stack in stacks], strict=False))
     first = next((told for target, told in old if has_formula(target)), old[0][1])
-    return {**first, _FORWARD_STACK: None, _STACK: dict(stacks[0][: len(list(shared))])}
+    return {**first, _FORWARD_STACK: None, _STACK: dict(stacks[0][: len(list(alike))])}

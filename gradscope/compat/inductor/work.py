@@ -15,7 +15,6 @@ from torch.utils._pytree import tree_map_only
 
 from gradscope.compat.flops import flop_formulas
 
-
 # What torch puts around an operation of random numbers, attention with dropout say, that a checkpoint runs again with
 # the same ones: where the operation is among the arguments.
 _WITH_STATE = {"run_and_save_rng_state": 0, "run_with_rng_state": 1, "graphsafe_run_with_rng_state": 0}

@@ -4,11 +4,11 @@ Example::
 
     x = checkpoint(block, x, use_reentrant=False)  # recomputes everything, also the most expensive matmuls
 
-Pattern: forward that backward runs again (recompute) behind a checkpoint. Evidence: its measured time, how much of it is matmuls, and,
-from the recorded calls, about what the covered layers would otherwise keep. Estimate: the matmuls' time, which is saved
-when their outputs are kept (selective checkpointing); the cheap operations between them are still recomputed, and the
-policy is asked at each operation, in forward and again: 6 µs each are taken off (a dispatch mode that does nothing
-took 5.5). Low: that over 1.5; high: all that is run again less the same.
+Pattern: forward that backward runs again (recompute) behind a checkpoint. Evidence: its measured time, how much of it
+is matmuls, and, from the recorded calls, about what the covered layers would otherwise keep. Estimate: the matmuls'
+time, which is saved when their outputs are kept (selective checkpointing); the cheap operations between them are still
+recomputed, and the policy is asked at each operation, in forward and again: 6 µs each are taken off (a dispatch mode
+that does nothing took 5.5). Low: that over 1.5; high: all that is run again less the same.
 
 Source: T. Chen et al., Training deep nets with sublinear memory cost (arXiv:1604.06174); V. Korthikanti et al.,
 Reducing activation recomputation in large transformer models (arXiv:2205.05198), selective recomputation;
@@ -67,7 +67,9 @@ def find(case: Case) -> Iterator[Finding]:
     evidence = f"recomputing forward takes {time_text(again)}, {percent(share(again, case))} of the step"
     if saving:
         evidence += f"; matmuls are {time_text(saving)} of that"
-    if held:
+    if saving and results > held:  # what backward does not read is kept too where a policy says so
+        evidence += f"; saving their outputs instead would take about {size_text(results)}"
+    elif held:
         evidence += f"; saving these layers' tensors instead would take about {size_text(held)}"
         if results and saving:
             evidence += f", of which matmul outputs are {size_text(results)}"
@@ -94,7 +96,7 @@ def find(case: Case) -> Iterator[Finding]:
 def _is_checkpointed(case: Case) -> bool:
     """Check that it is checkpointing that runs forward again, as far as that can be told.
 
-    A custom Function's ``backward`` may do so for reasons of its own: torchdiffeq's adjoint solves another equation there.
+    A custom Function's ``backward`` may do so for reasons of its own: torchdiffeq's adjoint solves an equation there.
     """
     if facts_of(case).get("checkpointed") or any(row.node == CHECKPOINT for row in case.saved):
         return True
