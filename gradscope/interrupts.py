@@ -55,10 +55,13 @@ def is_interruption(error: BaseException) -> bool:
 
 
 def _interrupts(interrupted: FrameType, handler: FrameType) -> bool:
-    """Check that a frame was given the one that called it, behind a number or in front of an event's name."""
+    """Check that a frame was given the one that called it, behind a number, or one in front of an event's name.
+
+    A frame that a tracer is told of as it begins or ends is on the way of no exception.
+    """
     return any(
         (each is interrupted and type(before) in {int, signal.Signals})
-        or (before is interrupted and type(each) is str and each in _EVENTS)
+        or (type(before) is FrameType and type(each) is str and each in _EVENTS and not _is_librarys(handler))
         for before, each in pairwise(_given(handler))
     )
 

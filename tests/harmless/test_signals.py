@@ -222,7 +222,7 @@ def test_what_a_function_raises_that_traces_the_program_is_the_programs() -> Non
     assert inside == [0] and not guard.failed
 
 
-@pytest.mark.parametrize("wanted", ["call", "c_call"])
+@pytest.mark.parametrize("wanted", ["call", "return", "c_call", "c_return"])
 def test_what_a_function_raises_that_profiles_the_program_is_the_programs(wanted: str) -> None:
     def limit(frame: Any, event: str, _: Any) -> None:
         if inside and event == wanted:
