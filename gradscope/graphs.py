@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from torch import nn
 
+from gradscope.capture.callers import TORCH
 from gradscope.capture.naming import ModuleNames
 from gradscope.capture.survey import user_line
 from gradscope.tables import CalledFrom, CompiledGraph, FusedNode, GraphNote, GraphRun, LineInfo, NodeNote
@@ -73,7 +75,7 @@ def compiled_graphs(
     for graph, note in enumerate(notes):
         holders = {note.inputs[place]: row for place, row in zip(places.get(graph, ()), at_first[graph], strict=False)}
         found = layers.of(note.nodes.items(), modules[graph], holders)
-        graphs.append({name: FusedNode.of(node, layer, from_lines.line(node)) for name, node, layer in found})
+        graphs.append({name: FusedNode.of(node, layer, from_lines.line(node.frames)) for name, node, layer in found})
     made = {}
     for number, ran in enumerate(runs):
         note, nodes = notes[ran.graph], graphs[ran.graph]
@@ -91,6 +93,7 @@ def compiled_graphs(
             zeros=ran.zeros,
             compiled=ran.graph,
             moved=_moved(at_first[ran.graph], held(ran.parameters)),
+            line=-1 if ran.called_from is None else from_lines.line([ran.called_from]),
         )
     return made
 
@@ -123,8 +126,8 @@ class _Lines:
     def __init__(self, lines: list[LineInfo]) -> None:
         self._lines, self._place = lines, {info: number for number, info in enumerate(lines)}
 
-    def line(self, node: NodeNote) -> int:
-        info = user_line(node.frames)
+    def line(self, frames: Sequence[tuple[str, int, str]]) -> int:
+        info = user_line(frames)
         if info is None:
             return -1
         if info not in self._place:
@@ -133,12 +136,64 @@ class _Lines:
         return self._place[info]
 
 
+class _Forwards:
+    """Which module's ``forward`` a line is of, where one is called by hand: torch tells of modules that are called."""
+
+    def __init__(self, names: ModuleNames) -> None:
+        row_of = {info.path: row for row, info in enumerate(names.infos)}
+        self._code = {names.index[id(module)]: _forward_of(module) for module in names.modules}
+        self._children: dict[int, list[int]] = {}
+        for row, info in enumerate(names.infos):
+            if info.parent is not None:
+                self._children.setdefault(row_of[info.parent], []).append(row)
+
+    def innermost(self, row: int, around: Sequence[int], frames: Sequence[tuple[str, int, str]]) -> int:
+        """The layer at ``row``, or that below it whose ``forward`` a line is in; of several of one class none.
+
+        Args:
+            around: rows of the modules that were called, the innermost last; -1 for unknown ones.
+            frames: where the operation is from, innermost last.
+        """
+        left = list(frames)
+        for each in around:  # each was called from the ones before: a class may hold others of its kind
+            place = next((i for i, frame in enumerate(left) if self._is_of(each, frame)), -1)
+            left = left[place + 1 :]
+        for frame in left:
+            called = [child for child in self._children.get(row, ()) if self._is_of(child, frame)]
+            if len(called) == 1:
+                (row,) = called
+        return row
+
+    def _is_of(self, row: int, frame: tuple[str, int, str]) -> bool:
+        file, line, function = frame
+        code = self._code.get(row)
+        return code is not None and (code.file, code.name) == (file, function) and code.first <= line <= code.last
+
+
+class _Code(NamedTuple):
+    file: str
+    name: str
+    first: int
+    last: int
+
+
+def _forward_of(module: nn.Module) -> _Code | None:
+    """Where the ``forward`` of a module's class is written; None where that is not Python's, or is torch's own."""
+    function = inspect.unwrap(getattr(type(module), "forward", _forward_of))
+    code = getattr(function, "__code__", None)
+    if code is None or code.co_filename.startswith(TORCH):
+        return None
+    last = max((line for _, _, line in code.co_lines() if line is not None), default=code.co_firstlineno)
+    return _Code(code.co_filename, code.co_name, code.co_firstlineno, last)
+
+
 class _Layers:
     """The layers of nodes. What stands at a path now may be another module than that which was compiled."""
 
     def __init__(self, names: ModuleNames) -> None:
         self._names = names
         self._row_of = {info.path: row for row, info in enumerate(names.infos)}
+        self._forwards = _Forwards(names)
 
     def of(
         self, nodes: Iterable[tuple[str, NodeNote]], rows: Mapping[int, int], holders: Mapping[str, int]
@@ -175,12 +230,18 @@ class _Layers:
         return ".".join(torchs), ".".join(ours)
 
     def _layer(self, node: NodeNote, rows: Mapping[int, int], known: dict[str, str]) -> int:
-        for called in reversed(node.modules):
+        around = []
+        for called in node.modules:
             row = self._row(called, rows)
-            row = row if row >= 0 else self._at_its_place(called, known)
-            if row >= 0:
-                return row
-        return -1
+            around.append(row if row >= 0 else self._at_its_place(called, known))
+        innermost = next((row for row in reversed(around) if row >= 0), -1)
+        if innermost >= 0:
+            return self._forwards.innermost(innermost, around, node.frames)
+        # Of the module that was compiled torch tells nothing: it is whatever runs the graph.
+        whole = [path for torchs, path in known.items() if "." not in torchs]
+        compiled = self._row_of.get(whole[0], -1) if len(whole) == 1 and not node.modules else -1
+        below = compiled if compiled < 0 else self._forwards.innermost(compiled, [compiled], node.frames)
+        return -1 if below == compiled else below
 
     def _at_its_place(self, called: CalledFrom, known: dict[str, str]) -> int:
         for prefix in sorted(known, key=len, reverse=True):

@@ -24,7 +24,7 @@ from gradscope.capture.memory import Surroundings
 from gradscope.capture.modes import letting_others_leave
 from gradscope.capture.phases import EventReader, Phase, Run, StepRecorder, plan
 from gradscope.capture.result import Capture
-from gradscope.capture.survey import is_own
+from gradscope.capture.survey import is_own, user_frame
 from gradscope.compat import (
     CompiledSteps,
     around_tracing,
@@ -115,6 +115,7 @@ class Session:
             compiling.enter_context(following_dynamo(self._follow, ahead, self._captures, self._note_not_followed))
             self.capture.compiled.owners_of = self.capture.registry.owners_of
             self.capture.compiled.label_of = self.capture.registry.label_of
+            self.capture.compiled.frame = user_frame
             compiling.enter_context(watching_graphs(self.capture.compiled, self._note_no_graphs))
             stack.enter_context(letting_others_leave(is_own))
             stack.callback(self.run.sampler.stop)

@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from gradscope import markers
 from gradscope.capture.aside import Aside
-from gradscope.capture.callers import GENERATED, OURS, REPLACEMENTS, TORCH, is_standard
+from gradscope.capture.callers import GENERATED, OURS, REPLACEMENTS, TORCH, is_standard, stack
 from gradscope.capture.graphs import starts_of, walked
 from gradscope.capture.guard import Guard
 from gradscope.capture.modes import run_operation
@@ -187,6 +187,15 @@ def user_line(frames: Sequence[tuple[str, int, str]]) -> LineInfo | None:
     for file, line, function in reversed(frames):
         if _place_of(file) is _CodeOf.USER:
             return LineInfo(file, line, function)
+    return None
+
+
+def user_frame() -> tuple[str, int, str] | None:
+    """Where this thread is in the user's code, as (file, line, function): where it called what is running now."""
+    for frame in stack(sys._getframe(1)):
+        code = frame.f_code
+        if _place_of(code.co_filename) is _CodeOf.USER and not code.co_filename.startswith(OURS):
+            return code.co_filename, frame.f_lineno, code.co_name
     return None
 
 

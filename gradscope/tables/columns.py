@@ -6,7 +6,7 @@ Made by ``capture`` and ``trace``, consumed by ``attribute``.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from enum import IntEnum
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -269,11 +269,13 @@ class GraphRun:
 
     Attributes:
         zeros: names of those inputs that were gradients without a number but zero.
+        called_from: the frame that called it, where none of its nodes is from a line: all its modules are torch's own.
     """
 
     graph: int
     parameters: tuple[int, ...]
     sizes: tuple[int, ...] = ()
+    called_from: tuple[str, int, str] | None = None
     zeros: tuple[str, ...] = field(default=(), compare=False)
 
 
@@ -307,6 +309,7 @@ class CompiledGraph:
         sized: the sizes that it ran with tell how many floating-point operations its nodes take.
         compiled: which of the graphs that were compiled it is, with whatever sizes; None: its nodes tell.
         moved: layers whose parameters it was compiled with, each with that whose it was run with in their place.
+        line: index of the line that called it, where none of its nodes has one; -1.
     """
 
     kernels: tuple[tuple[str, tuple[str, ...]], ...]
@@ -318,6 +321,12 @@ class CompiledGraph:
     zeros: tuple[str, ...] = ()
     compiled: int | None = None
     moved: tuple[tuple[int, int], ...] = ()
+    line: int = -1
+
+    def with_line(self, line: int) -> CompiledGraph:
+        """The graph with that line for nodes that have none."""
+        nodes = {name: replace(node, line=line) if node.line < 0 else node for name, node in self.nodes.items()}
+        return replace(self, nodes=nodes)
 
     @property
     def is_backward(self) -> bool:

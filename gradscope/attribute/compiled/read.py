@@ -119,7 +119,8 @@ def read_compiled(assigned: Assigned, graphs: Mapping[int, CompiledGraph], paths
         place = number, caller, told
         if place not in known:
             moved = Moved.of(graphs[told].moved, paths, bases.get(number, caller), caller)
-            known[place] = _Known.of(graphs[number], moved)
+            line = graphs[told].line
+            known[place] = _Known.of(graphs[number].with_line(line) if line >= 0 else graphs[number], moved)
         here = known[place]
         marked.zeros(zeros.get(region, ()), here.unused)
         children = below.get(region, [])

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from gradscope import markers
-from gradscope.compat.private import dispatch_depth
+from gradscope.compat.private import dispatch_depth, graph_task_id
 from gradscope.compat.profilers import without_rows
 from gradscope.interrupts import IgnoringErrors
 from gradscope.process import objects_of
@@ -46,6 +46,8 @@ class GraphWatch:
         self.labels: dict[int, dict[int, int]] = {}
         self.owners_of: Callable[[torch.Tensor], tuple[int, ...]] = lambda _: ()  # labels of modules that hold it now
         self.label_of: Callable[[int], int | None] = lambda _: None  # of the living module with that id
+        # The frame of the program's that this thread is in; None where nobody can tell.
+        self.frame: Callable[[], tuple[str, int, str] | None] = lambda: None
         self.has_run = False  # a graph has, also one that was compiled before
         self.unknown_has_run = False  # such a graph has run while a profiler did
         self.told: Callable[[Sequence[torch.Tensor]], Any] | None = None  # of the parameters of a run that is new
@@ -54,6 +56,7 @@ class GraphWatch:
         self._known: dict[GraphRun, int] = {}
         self._numbers: dict[int, int] = {}  # of a parameter that lives, by its id
         self._living: dict[int, weakref.ref[torch.nn.Module]] = {}  # modules, by id
+        self._without_lines = set[int]()  # graphs none of whose nodes is from one
         self._looks: Counter[int] = Counter()  # of each run beyond the first
 
     def add(self, note: GraphNote) -> int:
@@ -62,6 +65,8 @@ class GraphWatch:
         number = len(self.graphs) - 1
         self.modules[number] = self._modules({each.module for node in note.nodes.values() for each in node.modules})
         self._look_for_modules(number)
+        if not any(node.frames for node in note.nodes.values()):
+            self._without_lines.add(number)
         return number
 
     def _modules(self, wanted: Collection[int]) -> dict[int, weakref.ref[torch.nn.Module]]:
@@ -83,7 +88,8 @@ class GraphWatch:
         """The number of a run of that graph."""
         parameters = [each for each in inputs if isinstance(each, torch.nn.Parameter)]
         sizes = tuple(each for each in inputs if type(each) is int)
-        ran = GraphRun(number, tuple(map(self._number, parameters)), sizes)
+        called_from = self.frame() if number in self._without_lines and graph_task_id() < 0 else None
+        ran = GraphRun(number, tuple(map(self._number, parameters)), sizes, called_from)
         if ran not in self._known:
             self._known[ran] = len(self.runs)
             self.runs.append(replace(ran, zeros=_zeros(self.graphs[number].inputs, inputs) or ()))
