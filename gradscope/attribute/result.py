@@ -165,9 +165,12 @@ def build_result(
         rows = with_graph_flops(rows, compiled.flops, compiled.uncounted | uncounted, len(assigned.steps))
         rows = without_backward_flops(rows) if compiled.passes_untold else rows
         notes += compiled.notes()
-        notes += _untold(len(uncounted & {layer for layer, _ in compiled.flops}), outside=True)
+        notes += _untold(len(uncounted & {layer for layer, _ in compiled.flops}), why=_OUTSIDE)
     elif survey is not None and has_flops:
-        notes += _untold(sum(bool(row.calls) and row.flops is None for row in rows))
+        untold = [number for number, row in enumerate(rows) if row.calls and row.flops is None]
+        unknown = [number for number in untold if survey.calls.get(number)]
+        notes += _untold(len(untold) - len(unknown))
+        notes += _untold(len(unknown), why="torch has no formula for what they compute")
 
     def by_origin(part: Contribution) -> list[Contribution]:
         return [part] if compiled is None else give_to_origins(assigned, [part], compiled)
@@ -207,15 +210,14 @@ def _uncounted(
     return frozenset(number for number in found if not rows[number].forward_flops)
 
 
-def _untold(layers: int, *, outside: bool = False) -> list[str]:
+_UNSEEN = "the step that counts them saw no call of theirs"
+_OUTSIDE = "in other measured steps than the one that counts them they ran uncompiled too, as in an evaluation"
+
+
+def _untold(layers: int, *, why: str = _UNSEEN) -> list[str]:
     if not layers:
         return []
     who = "1 layer" if layers == 1 else f"{layers} layers"
-    why = (
-        "in other measured steps than the one that counts them they ran uncompiled too, as in an evaluation"
-        if outside
-        else "the step that counts them saw no call of theirs"
-    )
     return [f"FLOPs of {who} are not told, nor of what holds them: {why}"]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import linecache
 import os
 import re
 from collections import defaultdict
@@ -65,8 +66,8 @@ def compile_facts(log: CompileLog, watch: GraphWatch) -> dict[str, Any]:
     ``again``: functions that were compiled again, and in which step; a model of torch's own has no place;
     ``failed``: functions that could not be compiled, likewise;
     ``limit``: versions of one from which on it runs as it is;
-    ``breaks``: lines of the user's at which graphs are broken, with the line of a library's that does it there, the
-    numbers of the frames that begin behind them, and the function that is not compiled for it;
+    ``breaks``: lines of the user's at which graphs are broken, their text, the line of a library's that does it there,
+    the numbers of the frames that begin behind them, and the function that is not compiled for it;
     ``graphs``: how many were noted; ``checkpointed``: whether the program checkpoints in one; ``budget``: of memory,
     the least;
     ``recomputed_bytes``: what those that ran compute again in backward instead of saving it.
@@ -104,6 +105,7 @@ def compile_facts(log: CompileLog, watch: GraphWatch) -> dict[str, Any]:
                 {
                     "place": f"{local_path(file)}:{line}",
                     "inside": "" if inner == file else f"{_short(inner)}:{inner_line}",
+                    "text": linecache.getline(file, line).strip(),
                     "reason": each.reason,
                     "skipped": "" if each.skipped is None else _named(*each.skipped),
                     "frames": sorted(frames),

@@ -157,3 +157,28 @@ def test_calls_whose_nodes_never_run_are_not_trained(without: Any) -> None:
     assert rows["linear"].forward_flops == 6 * PRODUCT
     (note,) = [note for note in prof.report.data.notes if "no backward pass" in note]
     assert note.startswith("15 of 18 calls of Squared")
+
+
+class _Both(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(WIDTH, WIDTH), nn.Bilinear(WIDTH, WIDTH, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        return self.second(x, x)  # type: ignore[no-any-return]
+
+
+def test_a_layer_that_torch_cannot_count_is_told_so() -> None:
+    """It was called in the step that counts; ``_trilinear`` has matmuls below it, but no formula."""
+    model = _Both()
+    x = torch.randn(ROWS, WIDTH)
+    with gradscope.profiling(model, steps=2, warmup=1) as prof:
+        while True:
+            model(x).sum().backward()
+            if prof.step():
+                break
+    rows = {row.path: row for row in prof.report.data.layers}
+    assert rows["second"].flops is None and rows["first"].flops
+    (note,) = [note for note in prof.report.data.notes if "FLOPs" in note]
+    assert note.endswith("torch has no formula for what they compute")

@@ -38,6 +38,7 @@ class StepRecorder(Tracer, Protocol):
     """Writes down the torch calls of a step."""
 
     failed: Exception | None  # what went wrong in the writing
+    interrupted: bool  # the program interrupted it
 
     def watching(self, guard: Guard, aside: HooksAside) -> AbstractContextManager[None]:
         """Until the block is left; the guard notes what goes wrong in a hook, of which ``aside`` takes care."""

@@ -286,6 +286,13 @@ def test_what_torch_captures_or_leaves_out_if_it_is_told_to(reason: str, setting
     assert hasattr(importlib.import_module("torch._dynamo.config"), name)
 
 
+@pytest.mark.parametrize("name", ["debug", "info", "exception", "log"])
+def test_the_method_that_is_left_out_is_the_one_that_the_line_calls(name: str) -> None:
+    reason, text = "logging.Logger method not supported for non-export cases", f'self.log.{name}("%s", x.shape)'
+    (finding,) = found("graph-break", breaks=[{**branch_at("model.py:9"), "reason": reason, "text": text}])
+    assert finding.code == f"torch._dynamo.config.ignore_logging_functions.add(logging.Logger.{name})"
+
+
 def test_a_title_names_a_librarys_line_from_its_package_on() -> None:
     place = "/venv/lib/python3.11/site-packages/geometric/utils/loop.py:650"
     (finding,) = found("graph-break", breaks=[branch_at(place)])

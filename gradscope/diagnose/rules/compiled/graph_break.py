@@ -18,6 +18,7 @@ Source: PyTorch, "Working with Graph Breaks" (torch.compiler documentation).
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -37,6 +38,7 @@ _LONGEST = 160  # characters of a reason
 # By how torch's own words begin.
 _JUMP, _BRANCH = "generic_jump", "Data-dependent branching"
 _LOGS = "logging.Logger method not supported"
+_LOGGED = re.compile(r"\.(?P<name>debug|info|warning|error|exception|critical|log)\(")
 _IN_WORDS = {
     _JUMP: "a branch that depends on a tensor's value",
     "step_unsupported": "the function cannot be resumed behind this line, for a reason that torch tells in its own log "
@@ -125,10 +127,14 @@ def _cure(case: Case, reason: str, place: str) -> dict[str, str]:
         )
         return {"advice": advice, "code": f"torch._dynamo.config.{setting} = True"}
     if reason.startswith(_LOGS):
+        texts = (each.get("text", "") for each in facts_of(case).get("breaks", ()) if each["place"] == place)
+        called = next(filter(None, map(_LOGGED.search, texts)), None)
+        name = "warning" if called is None else called["name"]
         return {
             "advice": "Have torch leave the call out of what it compiles, if nobody reads it; or log where nothing is "
             "compiled.",
-            "code": "torch._dynamo.config.ignore_logging_functions.add(logging.Logger.warning)  # which the line calls",
+            "code": f"torch._dynamo.config.ignore_logging_functions.add(logging.Logger.{name})"
+            + "  # which the line calls" * (called is None),
         }
     advice = (
         "It is in an installed package: compile the blocks around it, each by itself."
