@@ -82,9 +82,9 @@ def _is_programs(kind: type) -> bool:
 
 
 def _is_librarys(frame: FrameType) -> bool:
-    """Check that a frame's code is gradscope's, torch's or the interpreter's, or was made in memory."""
+    """Check that a frame's code is gradscope's, torch's or the interpreter's; of a notebook's it is not."""
     file = frame.f_code.co_filename
-    if file.startswith(("<", _OURS)):
+    if file.startswith(("<frozen ", "<eval_with_key>", _OURS)):
         return True
     if any(part in file for part in _INSTALLED):
         return any(f"{part}{name}/" in file for part in _INSTALLED for name in ("torch", "numpy", "sympy", "triton"))

@@ -292,3 +292,15 @@ def test_errors_of_torch_and_python_are_no_interruptions(kind: type[Exception]) 
         raise error
     except Exception:
         assert not is_interruption(error)
+
+
+def test_an_error_of_code_in_a_notebook_is_no_interruption() -> None:
+    """Its class and its code are the program's, whatever its file is called."""
+    made: dict[str, Any] = {"__name__": "__main__"}
+    exec(compile("class Own(Exception): pass\ndef fails(): raise Own", "<ipython-input-1>", "exec"), made)
+    with pytest.raises(made["Own"]) as raised:
+        made["fails"]()
+    error = raised.value
+    assert not is_interruption(error)
+    assert error.__traceback__ is not None and error.__traceback__.tb_next is not None
+    assert not is_interruption(error.with_traceback(error.__traceback__.tb_next))
