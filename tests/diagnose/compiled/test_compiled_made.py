@@ -152,6 +152,9 @@ def test_what_runs_beside_compiled_graphs_and_could_be_in_one() -> None:
     (finding,) = eager_part(6 * MS, graphs=2, breaks=[{"place": "model.py:8", "reason": "item"}])
     check_words(finding)
     assert "graph-break" in finding.advice and "graph_breaks" in finding.code
+    (finding,) = eager_part(6 * MS, graphs=2, again=[again(reason="L['step'] == 3")] * 7, limit=8)
+    check_words(finding)
+    assert "see recompiles" in finding.advice and "recompiles" in finding.code
 
 
 def test_little_beside_graphs_is_left_as_it_is_and_so_is_a_program_without_any() -> None:

@@ -21,7 +21,7 @@ from collections.abc import Iterator
 
 from gradscope import ops
 from gradscope.diagnose.case import Case, Rule, first, share
-from gradscope.diagnose.compiled import facts_of
+from gradscope.diagnose.compiled import facts_of, is_at_limit, versions_of
 from gradscope.diagnose.findings import make_finding, of_step, script_of
 from gradscope.diagnose.worth import slowest_line
 from gradscope.tables import Finding
@@ -51,6 +51,7 @@ def find(case: Case) -> Iterator[Finding]:
         return
     layers = [path for path, ns in spent.most_common() if path is not None and ns]
     broken = bool(facts.get("breaks"))
+    stopped = any(is_at_limit(case, versions) for versions in versions_of(case).values())
     names = first([_name(path) for path, ns in spent.most_common() if ns])
     yield make_finding(
         RULE.name,
@@ -62,11 +63,15 @@ def find(case: Case) -> Iterator[Finding]:
         message="Operations that torch.compile would fuse run outside of its graphs",
         evidence=f"{of_step(whole, case)} in elementwise operations, normalisations, losses and copies, of {names}",
         advice=(
-            "Compile what is around them too, and take out what breaks graphs there (see graph-break)."
+            "A function that is compiled no more runs as it is written (see recompiles): mend that first."
+            if stopped
+            else "Compile what is around them too, and take out what breaks graphs there (see graph-break)."
             if broken
             else "Compile what is around them too, or a function that holds the loss with them."
         ),
-        code=f"TORCH_LOGS=graph_breaks python {script_of(case)}" if broken else _AROUND,
+        code=f"TORCH_LOGS={'recompiles' if stopped else 'graph_breaks'} python {script_of(case)}"
+        if stopped or broken
+        else _AROUND,
         cost_ns=whole,
     )
 

@@ -27,7 +27,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from gradscope.diagnose.case import Case, Rule
-from gradscope.diagnose.compiled import facts_of
+from gradscope.diagnose.compiled import facts_of, is_at_limit, versions_of
 from gradscope.diagnose.findings import make_finding, script_of, several
 from gradscope.ops import OF_TORCH
 from gradscope.tables import Finding
@@ -50,25 +50,19 @@ def find(case: Case) -> Iterator[Finding]:
         functions[each["place"], each["function"]].append(each)
     for (place, function), again in functions.items():
         found = [each for each in again if not _MODES.search(each["reason"])]
-        versions = len(again) + 1
-        stops = _stops(case, versions)
+        versions = versions_of(case)[place, function]
+        stops = is_at_limit(case, versions)
         counted = [each for each in found if stops or not _CLASSES.search(each["reason"])]
         steps = {each.get("step", number) for number, each in enumerate(counted)}
         if len(counted) >= _FEWEST and (len(steps) > 1 or stops):
             yield _finding(case, place, function, found, versions)
 
 
-def _stops(case: Case, versions: int) -> bool:
-    """Check that torch.compile compiles no other version of a function that has so many."""
-    limit = facts_of(case).get("limit")
-    return limit is not None and versions >= limit
-
-
 def _finding(case: Case, place: str, function: str, found: Sequence[Mapping[str, Any]], versions: int) -> Finding:
     reason = _NUMBER.sub(")", next((each["reason"] for each in reversed(found) if each["reason"]), ""))
     took = round(sum(each["seconds"] for each in found) * 1e9)
     evidence = f"compiled again {several(len(found), 'time')} since profiling began, {time_text(took)} in all"
-    stops = _stops(case, versions)
+    stops = is_at_limit(case, versions)
     if stops:
         limit = facts_of(case)["limit"]
         evidence += f"; at {limit} versions (recompile_limit) torch.compile stops, and runs it uncompiled from then on"
