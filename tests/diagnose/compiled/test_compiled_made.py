@@ -278,6 +278,13 @@ def test_what_is_compiled_once_for_each_shape_is_not_compiled_again_and_again() 
     assert "as a tensor" not in finding.advice and "sizes" in finding.advice
 
 
+def test_two_things_that_change_once_each_are_not_compiled_again_and_again() -> None:
+    flag, steps = again(reason="L['self'].flag == False"), again(reason=ROWS)
+    assert not found("recompiles", again=[flag, steps])
+    assert found("recompiles", again=[flag, steps, again(reason="L['self'].flag == True")]) == []
+    assert found("recompiles", again=[again(reason="L['step'] == 3"), again(reason="L['step'] == 4")])
+
+
 def test_at_the_limit_it_runs_uncompiled() -> None:
     same = [again(reason="L['step'] == 3")] * 7
     (finding,) = found("recompiles", again=same, limit=8)

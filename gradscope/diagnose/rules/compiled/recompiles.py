@@ -33,12 +33,13 @@ from gradscope.ops import OF_TORCH
 from gradscope.tables import Finding
 from gradscope.units import ns as time_text
 
-_FEWEST = 2
+_FEWEST = 2  # for one guard: a flag that changes once, and then a size, are two versions, and that is all
 _SIZES = re.compile(r"size mismatch|stride mismatch|rank mismatch")
 _ONE_SIZE = re.compile(r"tensor '(.+)' size mismatch at index (\d+)")
 _MODES = re.compile(r"GLOBAL_STATE changed|requires_grad mismatch|\.training\b|grad_mode")
 _CLASSES = re.compile(r"___check_type_id\(")
 _NUMBER = re.compile(r", \d{9,}\)")  # of a class or an object: another one in each run
+_ANY_NUMBER = re.compile(r"\d+")
 _BRANCHED = re.compile(r"\.(?:size\(\)|shape)\[")  # on a size that is not fixed
 _LONGEST = 160  # characters of a reason
 
@@ -54,8 +55,14 @@ def find(case: Case) -> Iterator[Finding]:
         stops = is_at_limit(case, versions)
         counted = [each for each in found if stops or not _CLASSES.search(each["reason"])]
         steps = {each.get("step", number) for number, each in enumerate(counted)}
-        if len(counted) >= _FEWEST and (len(steps) > 1 or stops):
+        alike = Counter(_kind(each["reason"]) for each in counted)
+        if stops or (max(alike.values(), default=0) >= _FEWEST and len(steps) > 1):
             yield _finding(case, place, function, found, versions)
+
+
+def _kind(reason: str) -> str:
+    """What is the same of guards that fail for other numbers, or for other sizes."""
+    return "sizes" if _SIZES.search(reason) else _ANY_NUMBER.sub("", reason)
 
 
 def _finding(case: Case, place: str, function: str, found: Sequence[Mapping[str, Any]], versions: int) -> Finding:
