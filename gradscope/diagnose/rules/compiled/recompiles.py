@@ -6,12 +6,13 @@ Example::
     for batch in batches:  # each of another length
         loss = model(batch)
 
-Pattern: a function that was compiled again twice at least since gradscope began, with the guard that failed, and not
-all in one step: an optimizer's function is compiled once for each parameter's shape, and that is all. Once is how
-torch.compile finds out that a size changes: it then compiles for any size. Where the same size fails again, it was told
-not to, or the code fixes that size, as layers of one class do that have other widths. What is compiled for an
-evaluation too, or for inputs that need no gradient, is so once, and does not count; nor does what is compiled for
-another class, as a method that several inherit, unless there are as many as the limit allows.
+Pattern: a function that was compiled again twice at least since gradscope began for one guard, whatever its number, and
+not all in one step. A flag and a size that change once each make two versions more, and an optimizer's function is
+compiled once for each parameter's shape: that is all. Once is how torch.compile finds out that a size changes: it then
+compiles for any size. Where the same size fails again, it was told not to, or the code fixes that size, as layers of
+one class do that have other widths. What is compiled for an evaluation too, or for inputs that need no gradient, is so
+once, and does not count; nor does what is compiled for another class, as a method that several inherit, unless there
+are as many as the limit allows.
 Evidence: how often, what that took, and the last reason, as Dynamo gives it.
 Estimate: none. Once everything has been compiled nothing of it is left, and steps that compile do not count unless
 most of them do; at the limit (``torch._dynamo.config.recompile_limit``) the function runs uncompiled from then on.
