@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
+from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 from torch import fx
 
+from gradscope.compat.inductor import PATTERNS, origins
 from gradscope.compat.inductor.notes import node_note
-from gradscope.compat.inductor.origins import _give, told_of
+from gradscope.compat.inductor.origins import _give, told_of, watching_replacements
 
 aten = torch.ops.aten
 HEAD, SOFTMAX = "net.attention", "net.attention.softmax"
@@ -92,3 +96,52 @@ def test_of_what_nobody_knows_nothing_is_told() -> None:
     (node,) = made((aten.rand.default, {}))
     _give([(aten.bernoulli.default, {"seq_nr": 1})], [node])
     assert not node_note(node).modules and "gradscope_from" not in node.meta
+
+
+def _replaces(match: Any, graph: fx.Graph, target: Any, args: Any) -> list[fx.Node]:
+    """As a pass does: a node in the place of the last of a pattern, in front of it."""
+    (*_, last) = match.nodes
+    with graph.inserting_before(last):
+        node = graph.call_function(target, args)
+    last.replace_all_uses_with(node)
+    return [node]
+
+
+def _replaces_silently(match: Any, graph: fx.Graph, target: Any, args: Any) -> None:
+    _replaces(match, graph, target, args)
+
+
+@pytest.mark.parametrize("replaces", [_replaces, _replaces_silently])
+@pytest.mark.parametrize("wanted", [True, False])
+def test_what_a_pass_puts_in_is_told_whether_or_not_it_returns_it(
+    replaces: Callable[..., Any], wanted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Entry:
+        replace_with_graph = staticmethod(replaces)
+
+    monkeypatch.setitem(sys.modules, PATTERNS, SimpleNamespace(ReplacementPatternEntry=Entry))  # type: ignore[arg-type]
+    first, last = made((aten.exp.default, told(SOFTMAX, 2)), (aten.tanh.default, told(SOFTMAX, 3)))
+    graph, failed = first.graph, list[Exception]()
+    known = set(graph.nodes)
+    original = vars(Entry)["replace_with_graph"]
+    with watching_replacements(lambda: wanted, failed.append):
+        Entry.replace_with_graph(SimpleNamespace(nodes=[first, last]), graph, aten.sinh.default, first.args)
+    assert vars(Entry)["replace_with_graph"] is original and not failed
+    (new,) = [node for node in graph.nodes if node not in known]
+    assert [each.path for each in node_note(new).modules[-1:]] == [SOFTMAX] * wanted
+    assert (not node_note(new).frames) is not wanted
+
+
+def test_an_error_of_the_noting_does_not_end_a_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Entry:
+        replace_with_graph = staticmethod(_replaces)
+
+    monkeypatch.setitem(sys.modules, PATTERNS, SimpleNamespace(ReplacementPatternEntry=Entry))  # type: ignore[arg-type]
+    monkeypatch.setattr(origins, "told_of", None)
+    first, last = made((aten.exp.default, told(SOFTMAX, 2)), (aten.tanh.default, told(SOFTMAX, 3)))
+    failed = list[Exception]()
+    with watching_replacements(lambda: True, failed.append):
+        (new,) = Entry.replace_with_graph(
+            SimpleNamespace(nodes=[first, last]), first.graph, aten.sinh.default, first.args
+        )
+    assert new.target is aten.sinh.default and len(failed) == 1

@@ -43,21 +43,22 @@ def watching_replacements(wanted: Callable[[], bool], failed: Callable[[Exceptio
     """
     entry: Any = sys.modules[PATTERNS].ReplacementPatternEntry
     original = entry.replace_with_graph
+    tells = original.__annotations__.get("return") not in {None, "None"}  # it returns what it has added
 
     @functools.wraps(original)
     def replace_with_graph(match: Any, graph: Any, *args: Any, **kwargs: Any) -> Any:
         if not wanted():
             return original(match, graph, *args, **kwargs)
-        before, old = set[Any](), list[tuple[Any, Mapping[str, Any]]]()
+        before = frozenset[Any]()
+        old = list[tuple[Any, Mapping[str, Any]]]()
         try:
-            before.update(graph.nodes)
-            matched = set(match.nodes)
-            old += [(operation(each), dict(told_of(each))) for each in graph.nodes if each in matched]
+            before = before if tells else frozenset(graph.nodes)
+            old += [(operation(each), dict(told_of(each))) for each in sorted(match.nodes)]  # in the graph's order
         except Exception as error:
             failed(error)
         made = original(match, graph, *args, **kwargs)
         try:
-            _give(old, [each for each in graph.nodes if each not in before] if before else [])
+            _give(old, made if tells else [each for each in graph.nodes if each not in before])
         except Exception as error:
             failed(error)
         return made
