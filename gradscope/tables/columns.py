@@ -269,7 +269,8 @@ class GraphRun:
 
     Attributes:
         zeros: names of those inputs that were gradients without a number but zero.
-        called_from: the frame that called it, where none of its nodes is from a line: all its modules are torch's own.
+        called_from: the frame that called it, where some of its nodes are from no line: their modules, and what calls
+            these, are torch's own.
     """
 
     graph: int
@@ -309,7 +310,7 @@ class CompiledGraph:
         sized: the sizes that it ran with tell how many floating-point operations its nodes take.
         compiled: which of the graphs that were compiled it is, with whatever sizes; None: its nodes tell.
         moved: layers whose parameters it was compiled with, each with that whose it was run with in their place.
-        line: index of the line that called it, where none of its nodes has one; -1.
+        line: index of the line that called it, where some of its nodes may have none; -1.
     """
 
     kernels: tuple[tuple[str, tuple[str, ...]], ...]
@@ -324,8 +325,12 @@ class CompiledGraph:
     line: int = -1
 
     def with_line(self, line: int) -> CompiledGraph:
-        """The graph with that line for nodes that have none."""
-        nodes = {name: replace(node, line=line) if node.line < 0 else node for name, node in self.nodes.items()}
+        """The graph with that line for nodes that have none; of a graph in which others do for those of a layer."""
+        without = not any(node.line >= 0 for node in self.nodes.values())
+        nodes = {
+            name: replace(node, line=line) if node.line < 0 and (without or node.layer >= 0) else node
+            for name, node in self.nodes.items()
+        }
         return replace(self, nodes=nodes)
 
     @property

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import pytest
 import torch
@@ -98,10 +99,19 @@ def names_of(model: nn.Module) -> ModuleNames:
     return ModuleNames(tuple(infos), {id(each): row for row, each in enumerate(modules)}, (model,), tuple(modules))
 
 
-def layer_of(names: ModuleNames, called: list[str], *frames: tuple[type, str]) -> str | None:
-    """Whose an operation is below modules that torch tells of, on the first line of these functions of classes."""
+def layer_of(
+    names: ModuleNames, called: list[str], *frames: tuple[type, str], others: Sequence[str] = ()
+) -> str | None:
+    """Whose an operation is below modules that torch tells of, on the first line of these functions of classes.
+
+    Args:
+        others: modules around another operation of the graph.
+    """
     rows = {info.path: row for row, info in enumerate(names.infos)}
-    around = tuple(CalledFrom(rows[path], path, names.infos[rows[path]].class_name) for path in called)
+    around, beside = (
+        tuple(CalledFrom(rows[path], path, names.infos[rows[path]].class_name) for path in paths)
+        for paths in (called, others)
+    )
     lines = []
     for kind, name in frames:
         code = getattr(kind, name).__code__
@@ -109,7 +119,7 @@ def layer_of(names: ModuleNames, called: list[str], *frames: tuple[type, str]) -
     node = NodeNote(
         modules=around, frames=tuple(lines), inputs=(), op="mul", forward=True, bytes=4, flops=0, is_view=False
     )
-    note = GraphNote((), {"p": node})
+    note = GraphNote((), {"p": node, "q": replace(node, modules=beside, frames=())})
     known = {row: row for row in range(len(names.infos))}
     (graph,) = compiled_graphs([note], [GraphRun(0, ())], {}, {}, names, [], lambda _: (), [known]).values()
     layer = graph.nodes["p"].layer
@@ -148,11 +158,60 @@ def test_a_module_that_holds_one_of_its_class_is_not_taken_for_that() -> None:
     tree = names_of(Tree(2))
     assert layer_of(tree, [""], (Tree, "forward")) == ""
     assert layer_of(tree, ["", "left"], (Tree, "forward"), (Tree, "forward")) == "left"
-    assert layer_of(tree, [""], (Tree, "forward"), (Tree, "forward"), (Tree, "forward")) == "left.left"
+    assert layer_of(tree, [""], (Tree, "forward"), (Tree, "forward"), (Tree, "forward")) == ""  # one of two
+    assert layer_of(names_of(Tree(1)), [""], (Tree, "forward"), (Tree, "forward")) == "left"
 
 
 def test_of_several_modules_of_one_class_none_is_told() -> None:
     assert layer_of(names_of(Twice()), [""], (Twice, "forward"), (Inner, "forward")) == ""
+
+
+class Further(Inner):
+    """It holds one of the class that it is derived from, and calls that class's ``forward`` for itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.average = Inner()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x)
+
+
+class Inherits(Block):
+    """Its own ``forward`` is its base's."""
+
+
+class Listed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.others = Inner(), nn.ModuleList([Inner(), Inner()])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.others[0].forward(self.first(x))
+
+
+class Boxed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.box = Inner(), nn.Sequential(Inner())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.box[0].forward(self.first(x))
+
+
+def test_a_module_that_torch_tells_of_is_not_called_by_hand() -> None:
+    """Nor is one of several below, at whatever depth."""
+    frames = (Listed, "forward"), (Inner, "forward")
+    assert layer_of(names_of(Listed()), [""], *frames) == ""
+    assert layer_of(names_of(Listed()), [""], *frames, others=["", "first"]) == ""
+    frames = (Boxed, "forward"), (Inner, "forward")
+    assert layer_of(names_of(Boxed()), [""], *frames) == ""
+    assert layer_of(names_of(Boxed()), [""], *frames, others=["", "first"]) == "box.0"
+
+
+def test_what_super_computes_is_no_childs() -> None:
+    assert layer_of(names_of(Further()), [""], (Further, "forward"), (Inner, "forward")) == ""
+    assert layer_of(names_of(Inherits()), [""], (Block, "forward"), (Inner, "forward")) == "inner"
 
 
 def test_a_call_is_noted_of_graphs_whose_nodes_are_from_no_line() -> None:
@@ -172,6 +231,10 @@ def test_a_call_is_noted_of_graphs_whose_nodes_are_from_no_line() -> None:
     found = compiled_graphs(watch.graphs, watch.runs, {}, {}, names, lines, lambda _: (), [{}, {}])
     assert [lines[found[run].line].line if found[run].line >= 0 else None for run in runs] == [12, None, 3]
     assert [each.line for each in found[0].with_line(5).nodes.values()] == [5]
+    (known,) = found[1].nodes.values()
+    nodes = {"p": known, "q": replace(known, line=-1), "r": replace(known, line=-1, layer=0)}
+    mixed = replace(found[1], nodes=nodes).with_line(5)
+    assert [each.line for each in mixed.nodes.values()] == [known.line, -1, 5]
     assert [lines[each.line].line for each in found[1].with_line(5).nodes.values()] == [7]
 
 

@@ -56,7 +56,7 @@ class GraphWatch:
         self._known: dict[GraphRun, int] = {}
         self._numbers: dict[int, int] = {}  # of a parameter that lives, by its id
         self._living: dict[int, weakref.ref[torch.nn.Module]] = {}  # modules, by id
-        self._without_lines = set[int]()  # graphs none of whose nodes is from one
+        self._without_lines = set[int]()  # graphs with nodes that are from none: torch's own modules call torch's
         self._looks: Counter[int] = Counter()  # of each run beyond the first
 
     def add(self, note: GraphNote) -> int:
@@ -65,7 +65,8 @@ class GraphWatch:
         number = len(self.graphs) - 1
         self.modules[number] = self._modules({each.module for node in note.nodes.values() for each in node.modules})
         self._look_for_modules(number)
-        if not any(node.frames for node in note.nodes.values()):
+        nodes = note.nodes.values()
+        if not any(node.frames for node in nodes) or any(node.modules and not node.frames for node in nodes):
             self._without_lines.add(number)
         return number
 
