@@ -1,18 +1,20 @@
 """Exceptions that are of none of the code that they come out of: what interrupted it has raised them there.
 
 Time limits are made so, by a signal's handler, a function of ``sys.settrace`` or ``sys.setprofile``, or another thread
-that raises in this one (``PyThreadState_SetAsyncExc``). Whoever keeps errors of gradscope's own must let these go.
+that raises in this one (``PyThreadState_SetAsyncExc``). Whoever keeps errors of gradscope's own must let these go; and
+must keep what objects of the program's raise while gradscope looks at them, of which the program knows nothing.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import signal
 import sys
-import sysconfig
 import traceback
 from collections.abc import Sequence
+from importlib.util import find_spec
 from itertools import pairwise, starmap
 from pathlib import Path
 from types import FrameType, FunctionType, MethodType, TracebackType
@@ -21,11 +23,11 @@ from typing import Any
 # What functions of sys.settrace and sys.setprofile are told of.
 _EVENTS = frozenset({"call", "line", "return", "exception", "opcode", "c_call", "c_return", "c_exception"})
 
-# Whose code gradscope runs, and whose classes its own errors are of.
-_LIBRARIES = frozenset({"gradscope", "numpy", "pandas", "sympy", "torch", "triton", *sys.stdlib_module_names})
 _OURS = f"{Path(__file__).parent}/"
-_STANDARD = tuple({f"{sysconfig.get_path(name)}/" for name in ("stdlib", "platstdlib")})
-_INSTALLED = ("/site-packages/", "/dist-packages/")
+_TORCH = find_spec("torch")  # which is not loaded for this
+# Whose code runs where gradscope's own does.
+_BESIDE = (_OURS, contextlib.__file__, *([f"{Path(_TORCH.origin).parent}/"] if _TORCH and _TORCH.origin else ()))
+_LIBRARIES = frozenset({"gradscope", "numpy", "sympy", "torch", "triton", *sys.stdlib_module_names})
 
 
 class IgnoringErrors:
@@ -40,18 +42,22 @@ class IgnoringErrors:
         return isinstance(error, Exception) and not is_interruption(error)
 
 
-def is_interruption(error: BaseException) -> bool:
+def is_interruption(error: BaseException, *, in_own_code: bool = False) -> bool:
     """Check that the error is of what interrupted the code that it came out of.
 
     It passed through a handler that is registered with :mod:`signal`, or through what was called with a signal's number
     or a tracer's event and the frame that it was called from: the handler may have put another one in its place by now.
-    Or it is of a class of the program's while no code of the program's has raised it.
+
+    Args:
+        in_own_code: no object of the program's was looked into. An error of a class of the program's is another
+            thread's then, which has no frame on the way.
     """
     handlers = {_code(signal.getsignal(number)) for number in signal.valid_signals()} - {None}
-    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    trace: TracebackType | None = BaseException.__traceback__.__get__(error)  # type: ignore[attr-defined]
+    frames = [frame for frame, _ in traceback.walk_tb(trace)]
     if any(frame.f_code in handlers for frame in frames) or any(starmap(_interrupts, pairwise(frames))):
         return True
-    return bool(frames) and _is_programs(type(error)) and all(map(_is_librarys, frames))
+    return in_own_code and bool(frames) and _is_anothers(error) and all(map(_is_own, frames))
 
 
 def _interrupts(interrupted: FrameType, handler: FrameType) -> bool:
@@ -61,7 +67,7 @@ def _interrupts(interrupted: FrameType, handler: FrameType) -> bool:
     """
     return any(
         (each is interrupted and type(before) in {int, signal.Signals})
-        or (type(before) is FrameType and type(each) is str and each in _EVENTS and not _is_librarys(handler))
+        or (type(before) is FrameType and type(each) is str and each in _EVENTS and not _is_own(handler))
         for before, each in pairwise(_given(handler))
     )
 
@@ -76,27 +82,34 @@ def _given(frame: FrameType) -> Sequence[Any]:
     return given
 
 
-def _is_programs(kind: type) -> bool:
-    name = type.__getattribute__(kind, "__module__")  # a metaclass may answer in a way of its own
-    return type(name) is str and name.partition(".")[0] not in _LIBRARIES
+def _is_anothers(error: BaseException) -> bool:
+    """Check that the error is of a class of the program's, and made of nothing but that: so another thread gives it."""
+    kind = type(error)
+    name = next((vars(each).get("__module__") for each in kind.__mro__ if "__module__" in vars(each)), None)
+    if type(name) is not str or name.partition(".")[0] in _LIBRARIES:
+        return False
+    makes = [each for each in kind.__mro__ if "__init__" in vars(each) or "__new__" in vars(each)]
+    return not error.args and all(each.__module__ == "builtins" for each in makes)
 
 
-def _is_librarys(frame: FrameType) -> bool:
-    """Check that a frame's code is gradscope's, torch's or the interpreter's; of a notebook's it is not."""
+def _is_own(frame: FrameType) -> bool:
+    """Check that a frame's code is gradscope's, or torch's, or made for one of gradscope's classes."""
     file = frame.f_code.co_filename
-    if file.startswith(("<frozen ", "<eval_with_key>", _OURS)):
-        return True
-    if any(part in file for part in _INSTALLED):
-        return any(f"{part}{name}/" in file for part in _INSTALLED for name in ("torch", "numpy", "sympy", "triton"))
-    return file.startswith(_STANDARD)
+    made_for = frame.f_globals.get("__name__", "")
+    return file.startswith(_BESIDE) or (file == "<string>" and str(made_for).startswith("gradscope."))
 
 
 def _code(handler: Any) -> Any:
-    """Of a function, a method, or an object whose class has ``__call__``, which is asked nothing; None of others."""
+    """Of a function, a method, or an object whose class has ``__call__``, which is asked nothing; None of others.
+
+    Nor is it of what a decorator made, whose code others of its share: that is told by what it was called with.
+    """
     while type(handler) is functools.partial:
         handler = handler.func
     if type(handler) is MethodType:
         handler = handler.__func__
     elif type(handler) is not FunctionType:
         handler = inspect.getattr_static(type(handler), "__call__", None)
-    return handler.__code__ if type(handler) is FunctionType else None
+    while type(handler) is FunctionType and "__wrapped__" in vars(handler):
+        handler = vars(handler)["__wrapped__"]
+    return handler.__code__ if type(handler) is FunctionType and handler.__closure__ is None else None

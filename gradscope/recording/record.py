@@ -131,7 +131,7 @@ class Recorder:
         except Exception as error:
             if any(error is each for each in raised):
                 raise
-            if is_interruption(error):
+            if is_interruption(error, in_own_code=True):
                 self.interrupted = True
                 raise
             self.failed = error
