@@ -12,6 +12,7 @@ import functools
 import inspect
 import signal
 import sys
+import sysconfig
 import traceback
 from collections.abc import Sequence
 from importlib.util import find_spec
@@ -27,6 +28,8 @@ _OURS = f"{Path(__file__).parent}/"
 _TORCH = find_spec("torch")  # which is not loaded for this
 # Whose code runs where gradscope's own does.
 _BESIDE = (_OURS, contextlib.__file__, *([f"{Path(_TORCH.origin).parent}/"] if _TORCH and _TORCH.origin else ()))
+_STANDARD = (*{f"{sysconfig.get_path(name)}/" for name in ("stdlib", "platstdlib")}, "<frozen ")
+_INSTALLED = ("/site-packages/", "/dist-packages/")
 _LIBRARIES = frozenset({"gradscope", "numpy", "sympy", "torch", "triton", *sys.stdlib_module_names})
 
 
@@ -63,13 +66,22 @@ def is_interruption(error: BaseException, *, in_own_code: bool = False) -> bool:
 def _interrupts(interrupted: FrameType, handler: FrameType) -> bool:
     """Check that a frame was given the one that called it, behind a number, or one in front of an event's name.
 
-    A frame that a tracer is told of as it begins or ends is on the way of no exception.
+    It must be one of code that gradscope runs: others may hand frames about. One that a tracer is told of as it begins
+    or ends is on the way of no exception.
     """
+    if _is_own(handler):
+        return False
     return any(
-        (each is interrupted and type(before) in {int, signal.Signals})
-        or (type(before) is FrameType and type(each) is str and each in _EVENTS and not _is_own(handler))
+        (each is interrupted and type(before) in {int, signal.Signals} and _runs_here(interrupted))
+        or (type(before) is FrameType and type(each) is str and each in _EVENTS and _runs_here(before))
         for before, each in pairwise(_given(handler))
     )
+
+
+def _runs_here(frame: FrameType) -> bool:
+    """Check that a frame's code is gradscope's, torch's or the interpreter's."""
+    file = frame.f_code.co_filename
+    return _is_own(frame) or (file.startswith(_STANDARD) and not any(part in file for part in _INSTALLED))
 
 
 def _given(frame: FrameType) -> Sequence[Any]:

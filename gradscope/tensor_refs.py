@@ -64,7 +64,7 @@ class TensorRef:
 
     def __del__(self) -> None:
         with _swaps.lock:
-            _swaps.references -= self._counts
+            _swaps.references -= getattr(self, "_counts", False)  # a signal may have come before it was made
             if not _swaps.references:
                 _swaps.end()
 

@@ -140,6 +140,25 @@ def test_the_program_trains_on_and_nothing_of_ours_is_left(
         assert left() == before
 
 
+_GUARDED = """
+def called(number):
+    return len(str(number))
+
+def guarded(guard, raises, *what):
+    with guard.over("something"):
+        raises(*what)
+        for number in range(100_000):
+            called(number)
+"""
+
+
+def own_code() -> Callable[..., None]:
+    """A function that calls what it is given below a guard, as code of gradscope's own."""
+    made: dict[str, Any] = {}
+    exec(compile(_GUARDED, guards.__file__, "exec"), made)
+    return made["guarded"]  # type: ignore[no-any-return]
+
+
 class _Limits:
     def __call__(self, number: int, frame: Any) -> None:
         raise TimeLimit
@@ -181,8 +200,8 @@ def test_a_handler_of_any_kind_is_the_programs(handler: Any) -> None:
     guard, before = Guard(), signal.getsignal(signal.SIGUSR1)
     signal.signal(signal.SIGUSR1, handler)
     try:
-        with pytest.raises(TimeLimit), guard.over("something"):
-            signal.raise_signal(signal.SIGUSR1)
+        with pytest.raises(TimeLimit):
+            own_code()(guard, signal.raise_signal, signal.SIGUSR1)
     finally:
         signal.signal(signal.SIGUSR1, before)
     assert not guard.failed
@@ -202,23 +221,16 @@ def test_an_error_of_what_was_given_a_frame_is_no_signals(number: Any, monkeypat
 
 def test_what_a_function_raises_that_traces_the_program_is_the_programs() -> None:
     def limit(frame: Any, event: str, _: Any) -> Any:
-        if event == "call" and frame.f_code is guarded.__code__:
-            return limit
         if event == "line" and inside:
             raise TimeLimit
-        return limit
-
-    def guarded() -> None:
-        with guard.over("something"):
-            inside.append(0)
-            inside.append(1)
+        return limit if frame.f_code is guarded.__code__ else None
 
     inside: list[int] = []
-    guard, before = Guard(), sys.gettrace()
+    guard, guarded, before = Guard(), own_code(), sys.gettrace()
     sys.settrace(limit)
     try:
         with pytest.raises(TimeLimit):
-            guarded()
+            guarded(guard, inside.append, 0)
     finally:
         sys.settrace(before)
     assert inside == [0] and not guard.failed
@@ -230,37 +242,35 @@ def test_what_a_function_raises_that_profiles_the_program_is_the_programs(wanted
         if inside and event == wanted:
             raise TimeLimit
 
-    def called() -> int:
-        return len(inside)
-
     inside: list[int] = []
-    guard, before = Guard(), sys.getprofile()
+    guard, guarded, before = Guard(), own_code(), sys.getprofile()
     sys.setprofile(limit)
     try:
-        with pytest.raises(TimeLimit), guard.over("something"):
-            inside.append(0)
-            called()
+        with pytest.raises(TimeLimit):
+            guarded(guard, inside.append, 0)
     finally:
         inside.clear()
         sys.setprofile(before)
     assert not guard.failed
 
 
-_GUARDED = """
-def guarded(guard, raises, *what):
-    with guard.over("something"):
-        raises(*what)
-        for _ in range(1_000_000):
-            pass
-"""
+def test_who_hands_frames_about_interrupts_nothing() -> None:
+    """An object of the program's that fails as it is looked at, and has a helper that was given its frame."""
+
+    def helper(*_: Any) -> None:
+        raise TimeLimit
+
+    for given in ((1, sys._getframe()), (sys._getframe(), "call")):
+        error = _raised(functools.partial(helper, *given))
+        assert not is_interruption(error, in_own_code=True)
+        assert not is_interruption(_raised(lambda given=given: helper(*given)), in_own_code=True)  # type: ignore[misc]
 
 
 def test_what_another_thread_raises_in_this_one_is_the_programs() -> None:
     """No frame of its own is on the way: it is told by its class, which nothing here raises."""
-    guard, made, here = Guard(), dict[str, Any](), ctypes.c_ulong(threading.get_ident())
-    exec(compile(_GUARDED, guards.__file__, "exec"), made)  # as code of gradscope's own, which a guard is around
+    guard, here = Guard(), ctypes.c_ulong(threading.get_ident())
     with pytest.raises(TimeLimit):
-        made["guarded"](guard, ctypes.pythonapi.PyThreadState_SetAsyncExc, here, ctypes.py_object(TimeLimit))
+        own_code()(guard, ctypes.pythonapi.PyThreadState_SetAsyncExc, here, ctypes.py_object(TimeLimit))
     assert not guard.failed
 
 
