@@ -23,11 +23,9 @@ if TYPE_CHECKING:
 
 def known_facts(capture: Capture, names: ModuleNames) -> StepFacts:
     """Return the facts that are known without a recorded step."""
-    reached, left_out = set(capture.with_state), set[int]()
+    reached = set(capture.with_state)
     if capture.timed is not None:
         reached |= {id(leaf) for leaf in capture.timed.passes.leaves}
-        given = [{id(leaf) for leaf in each} for each in capture.timed.passes.given]
-        left_out = set().union(*[each - capture.with_gradient for each in given if each & capture.with_gradient])
     parameters = tuple(
         ParameterFact(
             path=path,
@@ -39,7 +37,6 @@ def known_facts(capture: Capture, names: ModuleNames) -> StepFacts:
             has_grad=id(each) in capture.with_gradient,
             optimized=id(each) in capture.optimized if capture.optimized else None,
             reached=id(each) in reached,
-            left_out=id(each) in left_out,
         )
         for path, each in _named_parameters(names)
     )

@@ -25,7 +25,6 @@ from gradscope.capture.modules import CallRecorder
 from gradscope.capture.registry import Seen
 from gradscope.capture.survey import parameter_marker
 from gradscope.compat import TraceMarker
-from gradscope.ops import COMPILED_NODE
 from gradscope.tables import GraphNode, PassGraph, PassNote
 from gradscope.tensor_refs import TensorRef, tensor_ref
 
@@ -54,7 +53,6 @@ class PassRecorder:
         self.passes: list[PassNote] = []  # one a backward pass, in the order in which they began
         self.owners: list[tuple[int, ...]] = []  # of each parameter the labels of the modules that hold it
         self.leaves: Seen[torch.Tensor] = Seen()  # parameters that were reached
-        self.given: list[Seen[torch.Tensor]] = []  # of each graph those that a compiled function alone leads to
         self.most_nodes = 0  # that are looked at, where a pass had more
         self._calls = calls
         self._hooks = hooks or TensorHooks()
@@ -149,7 +147,7 @@ class PassRecorder:
         for module in modules:
             for held in module._parameters.values():
                 if held is not None and held.requires_grad and held.is_leaf and not self._is_marked(held):
-                    mark = parameter_marker(self._parameter(held))
+                    mark = parameter_marker(self._parameter(held, reached=False))
                     self._handles.append(held.register_post_accumulate_grad_hook(mark))
                     self._marked[id(held)] = tensor_ref(held)
 
@@ -182,23 +180,9 @@ class PassRecorder:
             else:
                 leaves[index] = variable
                 nodes.append(GraphNode(-1, self._parameter(variable), ()))
-        names = tuple(node.name().rpartition("::")[2] for node in order)
-        self._note_reached(nodes, names, leaves)
-        return PassGraph(tuple(nodes), names), leaves
+        return PassGraph(tuple(nodes), tuple(node.name().rpartition("::")[2] for node in order)), leaves
 
-    def _note_reached(self, nodes: Sequence[GraphNode], names: Sequence[str], leaves: dict[int, torch.Tensor]) -> None:
-        """A compiled function leads to each parameter that it was given, and may have no gradient for it."""
-        from_graphs, others = set[int](), set[int]()
-        for node, name in zip(nodes, names, strict=True):
-            (from_graphs if name == COMPILED_NODE else others).update(target for target, _ in node.edges)
-        given = from_graphs - others
-        for number, leaf in leaves.items():
-            if number not in given:
-                self.leaves.number(leaf)
-        if given:
-            self.given.append(Seen(leaf for number, leaf in leaves.items() if number in given))
-
-    def _parameter(self, variable: torch.Tensor) -> int:
+    def _parameter(self, variable: torch.Tensor, *, reached: bool = True) -> int:
         owners = self._calls.registry.owners_of(variable)
         key = self._seen.number(variable), owners
         index = self._parameters.get(key)
@@ -206,6 +190,8 @@ class PassRecorder:
             index = self._parameters[key] = len(self.owners)
             self.owners.append(owners)
             self._hooks.adopt(variable)
+        if reached:
+            self.leaves.number(variable)
         return index
 
     def _mark_ambiguous(self, nodes: Sequence[GraphNode], leaves: dict[int, torch.Tensor]) -> None:

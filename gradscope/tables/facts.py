@@ -38,7 +38,6 @@ class ParameterFact:
     has_grad: bool  # after the recorded step
     optimized: bool | None  # a known optimizer holds it; None: no optimizer is known
     reached: bool = False  # a backward pass of a measured step led to it, or an optimizer has stepped it
-    left_out: bool = False  # a compiled function that it was given to has made gradients for others, and none for it
 
 
 @dataclass(frozen=True, slots=True)

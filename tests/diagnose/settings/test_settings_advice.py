@@ -107,36 +107,6 @@ def test_an_optimizer_of_copies_says_nothing() -> None:
     assert list(RULES["unused-gradients"].find(replace(case, facts=replace(case.facts, parameters=parameters)))) == []
 
 
-class Gated(nn.Module):
-    """A gate whose gradient is cut."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.gate, self.last = nn.Linear(16, 16), nn.Linear(16, 16), nn.Linear(16, 4)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = self.first(x)
-        return self.last(x * self.gate(x).sigmoid().detach()).sum()
-
-
-@pytest.mark.filterwarnings("ignore:`torch.jit.script_method`:DeprecationWarning")
-@pytest.mark.parametrize("compiled", [False, True])
-def test_a_compiled_function_leads_to_parameters_that_it_makes_no_gradient_for(compiled: bool) -> None:
-    model = Gated()
-    run = torch.compile(model, backend="aot_eager") if compiled else model
-    optimizer = torch.optim.SGD(model.parameters(), 0.01)
-    with gradscope.profiling(model, steps=2, warmup=2, memory=False) as prof:
-        for _ in range(40):
-            optimizer.zero_grad()
-            run(torch.ones(4, 16)).backward()
-            optimizer.step()
-            if prof.step():
-                break
-    (finding,) = of_rule(prof.report.data.findings, "unused-gradients")
-    assert finding.layers == ("gate",) and "gate.weight, gate.bias" in finding.evidence
-    assert "never called" not in finding.evidence
-
-
 # ---------------------------------------------------------------------------------------------- optimizer-unfused
 
 

@@ -51,12 +51,9 @@ def find(case: Case) -> Iterator[Finding]:
 
 
 def _was_written(case: Case, parameter: ParameterFact) -> bool:
-    """Check that the layer wrote gradients in a measured step, and none of its parameters has one now: set to None.
-
-    A compiled function leads to all that it is given, and the engine takes its time where it makes no gradient too.
-    """
+    """Check that the layer wrote gradients in a measured step, and none of its parameters has one now: set to None."""
     row = case.layers.get(parameter.layer)
-    if row is None or not row.accumulate_ns or parameter.left_out:
+    if row is None or not row.accumulate_ns:
         return False
     return not any(each.has_grad for each in case.facts.parameters if each.layer == parameter.layer)
 
@@ -68,8 +65,7 @@ def _never_ran(row: LayerRow) -> bool:
 
 def _unused(case: Case, parameters: list[ParameterFact]) -> Finding:
     layers = _layers(parameters)
-    given = {each.layer for each in parameters if each.left_out}
-    idle = [path for path in layers if path in case.layers and path not in given and _never_ran(case.layers[path])]
+    idle = [path for path in layers if path in case.layers and _never_ran(case.layers[path])]
     never = f", {counted(len(idle))} of them never called" if idle else ""
     return make_finding(
         RULE.name,
