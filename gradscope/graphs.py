@@ -203,6 +203,9 @@ def _forwards_of_bases(kind: type) -> frozenset[_Code | None]:
     return frozenset(found - {_forward_of(kind)})
 
 
+_COMPILED = "L['self']"  # what torch calls a module that was compiled; a function's have the names of its arguments
+
+
 class _Layers:
     """The layers of nodes. What stands at a path now may be another module than that which was compiled."""
 
@@ -231,8 +234,7 @@ class _Layers:
         told = {each for _, node in nodes for each in node.modules}
         around = {each: row for each in told if (row := self._at(each, rows, known)) >= 0}
         # Of the module that was compiled torch tells nothing: it is whatever runs the graph.
-        whole = [path for torchs, path in known.items() if "." not in torchs]
-        compiled = self._row_of.get(whole[0], -1) if len(whole) == 1 else -1
+        compiled = self._row_of.get(known.get(_COMPILED, ""), -1) if _COMPILED in known else -1
         seen = frozenset(around.values())
         return [(name, node, self._layer(node, around, compiled, seen)) for name, node in nodes]
 

@@ -116,12 +116,15 @@ def _code(handler: Any) -> Any:
 
     Nor is it of what a decorator made, whose code others of its share: that is told by what it was called with.
     """
-    while type(handler) is functools.partial:
-        handler = handler.func
-    if type(handler) is MethodType:
-        handler = handler.__func__
-    elif type(handler) is not FunctionType:
-        handler = inspect.getattr_static(type(handler), "__call__", None)
-    while type(handler) is FunctionType and "__wrapped__" in vars(handler):
-        handler = vars(handler)["__wrapped__"]
-    return handler.__code__ if type(handler) is FunctionType and handler.__closure__ is None else None
+    while True:
+        if type(handler) is functools.partial:
+            handler = handler.func
+        elif type(handler) is MethodType:
+            handler = handler.__func__
+        elif type(handler) is not FunctionType:
+            handler = inspect.getattr_static(type(handler), "__call__", None)
+            return handler.__code__ if type(handler) is FunctionType else None
+        elif "__wrapped__" in vars(handler):
+            handler = vars(handler)["__wrapped__"]
+        else:
+            return handler.__code__ if handler.__closure__ is None else None
