@@ -56,7 +56,7 @@ def is_interruption(error: BaseException, *, in_own_code: bool = False) -> bool:
             thread's then, which has no frame on the way.
     """
     handlers = {_code(signal.getsignal(number)) for number in signal.valid_signals()} - {None}
-    trace: TracebackType | None = BaseException.__traceback__.__get__(error)  # type: ignore[attr-defined]
+    trace: TracebackType | None = vars(BaseException)["__traceback__"].__get__(error)
     frames = [frame for frame, _ in traceback.walk_tb(trace)]
     if any(frame.f_code in handlers for frame in frames) or any(starmap(_interrupts, pairwise(frames))):
         return True
