@@ -562,7 +562,9 @@ def test_where_hooks_are_out_the_report_says_what_has_no_layers(
     aside = HooksAside()
     if reads:
         aside.are_read()
-    phase: Any = SimpleNamespace(run=SimpleNamespace(may_trace=lambda: True, hooks_aside=aside, compile_log=None))
+    phase: Any = SimpleNamespace(
+        run=SimpleNamespace(may_trace=lambda: True, hooks_aside=aside, compile_log=SimpleNamespace(failures=list))
+    )
     said = survey.Survey._untold(phase)
     assert len(said) == breaks and all(says in note for note in said)
     assert any("no layers" in note for note in said) is (breaks and reads)

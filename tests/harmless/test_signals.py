@@ -50,12 +50,17 @@ PLACES = [(Session, name) for name in ("_enter", "_leave", "_begin_step", "_turn
 PLACES += [(Tape, "call"), (StorageReader, "_found"), (storages, "_given")]
 
 
+class _Raises:
+    def __init__(self, error: type[BaseException]) -> None:
+        self.error = error
+
+    def __call__(self, *_: Any) -> None:
+        raise self.error
+
+
 @pytest.fixture
 def limit(error: type[BaseException]) -> Iterator[type[BaseException]]:
-    def handler(*_: Any) -> None:
-        raise error
-
-    before = signal.signal(signal.SIGUSR1, handler)
+    before = signal.signal(signal.SIGUSR1, _Raises(error))
     yield error
     signal.signal(signal.SIGUSR1, before)
 
