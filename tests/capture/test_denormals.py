@@ -105,7 +105,8 @@ def test_flushing_is_over_with_its_thread(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(denormals, "_shortest_ns", run)
     kept, without = both_ways_ns(torch.full((4000, 500), SMALL), torch.ones(500, 600))
     assert kept > 0 and without > 0
-    assert seen == [False, True] * 3  # in turns: on a busy machine one may be disturbed
+    # In turns, as on a busy machine one may be disturbed; once where a pass is slow: its budget is used up.
+    assert seen in [[False, True] * turns for turns in (1, 2, 3)]
     assert current_settings()["flush_denormal"] is False
 
 
