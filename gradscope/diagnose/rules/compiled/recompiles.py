@@ -57,7 +57,7 @@ def find(case: Case) -> Iterator[Finding]:
         counted = [each for each in found if stops or not _CLASSES.search(each["reason"])]
         steps = {each.get("step", number) for number, each in enumerate(counted)}
         alike = Counter(_kind(each["reason"]) for each in counted)
-        if stops or (max(alike.values(), default=0) >= _FEWEST and len(steps) > 1):
+        if len(counted) >= _FEWEST and (stops or (max(alike.values()) >= _FEWEST and len(steps) > 1)):
             yield _finding(case, place, function, found, versions)
 
 
