@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from gradscope import units
 from gradscope.report.limited import backward_of, header_text
 from gradscope.report.memorywords import leaked_bytes, peak_place
-from gradscope.tables import MemoryInfo, RunData, WorkloadInfo, is_starved, is_unreliable
+from gradscope.tables import MemoryInfo, RunData, StepTimes, WorkloadInfo, is_starved, is_unreliable
 
 # Standard deviation of the step's time over its mean, from which on the header warns.
 DISTURBED = 0.9  # an overhead below this says nothing; above it, it is within the spread of steps
@@ -159,22 +159,26 @@ def measured_text(run: RunData, *, full: bool) -> str:
 
 def _step(run: RunData) -> str:
     step = run.step
+    phases = phases_of(step)
+    if not phases:
+        return units.ns(step.wall_ns)
+    ratio = f", {units.ratio(step.backward_ns / step.forward_ns)} forward" if step.forward_ns else ""
+    spelled = [
+        f"{name} {units.ns(ns)} ({share}{ratio if name == 'backward' else ''})" for name, (ns, share) in phases.items()
+    ]
+    return f"{units.ns(step.wall_ns)} = {' + '.join(spelled)}"
+
+
+def phases_of(step: StepTimes) -> dict[str, tuple[int, str]]:
+    """The time of each phase that took some, and its share of the step, rounded so that all add up to 100 %."""
     parts = {
         "forward": step.forward_ns,
         "backward": step.backward_ns,
         "optimizer": step.optimizer_ns,
         "other": step.other_ns,
     }
-    percents = units.percents_of(list(parts.values()), step.wall_ns, decimals=0)
-    if not any(parts.values()):
-        return units.ns(step.wall_ns)
-    ratio = f", {units.ratio(step.backward_ns / step.forward_ns)} forward" if step.forward_ns else ""
-    spelled = [
-        f"{name} {units.ns(ns)} ({share}{ratio if name == 'backward' else ''})"
-        for (name, ns), share in zip(parts.items(), percents, strict=True)
-        if ns
-    ]
-    return f"{units.ns(step.wall_ns)} = {' + '.join(spelled)}"
+    shares = units.percents_of(list(parts.values()), step.wall_ns, decimals=0)
+    return {name: (ns, share) for (name, ns), share in zip(parts.items(), shares, strict=True) if ns}
 
 
 def _memory(memory: MemoryInfo, model: str) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gradscope import units
+from gradscope.report.header import phases_of
 from gradscope.tables import LayerRow, RunData, is_starved, is_unreliable
 
 # Kinds of layers that are named, and the part of backward below which one is not.
@@ -75,17 +76,12 @@ def _layers_text(kind: _LayerClass) -> str:
 
 
 def _phases(run: RunData) -> str:
+    """As the head says it, and how much of what is between the phases is gradscope's."""
     step = run.step
+    own = f" ({units.percent(run.own_ns / step.wall_ns, 0)} gradscope itself)" if run.own_ns > 0 else ""
     parts = [
-        f"{units.percent(ns / step.wall_ns, 0)} {name}"
-        for ns, name in (
-            (step.forward_ns, "forward"),
-            (step.backward_ns, "backward"),
-            (step.optimizer_ns, "optimizer"),
-            (step.other_ns - run.own_ns, "between the phases"),
-            (run.own_ns, "gradscope itself"),
-        )
-        if ns > 0
+        f"{share} between the phases{own}" if name == "other" else f"{share} {name}"
+        for name, (_, share) in phases_of(step).items()
     ]
     return f"A step of {units.ns(step.wall_ns)} is {', '.join(parts)}."
 

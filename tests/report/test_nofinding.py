@@ -43,6 +43,17 @@ def test_it_says_who_looked_where_the_time_is_and_how_near_the_limit() -> None:
     assert phases.startswith("A step of ") and " % forward, " in phases and " % backward" in phases
 
 
+def test_the_phases_have_the_shares_that_the_head_gives_them() -> None:
+    """Rounded one by one they would differ by 1 % from those of the head, which add up to 100 %."""
+    made = run()
+    for ns in range(0, 4 * MS, MS // 7):
+        step = dataclasses.replace(made.step, other_ns=ns, wall_ns=made.step.wall_ns - made.step.other_ns + ns)
+        changed = dataclasses.replace(made, step=step)
+        told = re.findall(r"(\d+ %) (?:forward|backward|optimizer|between)", nothing_found(changed)[2])
+        head = next(line for line in to_text(profile_document(changed), width=140).splitlines() if " = forward" in line)
+        assert told == re.findall(r"\((\d+ %)", head)
+
+
 def test_time_that_was_not_judged_is_not_said_to_be_looked_at() -> None:
     made = run(limits=False)
     busy = dataclasses.replace(made, step=dataclasses.replace(made.step, waited_ns=made.step.wall_ns // 2))
