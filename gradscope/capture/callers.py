@@ -25,6 +25,8 @@ REPLACEMENTS = tuple(f"{Path(found.origin).parent}/" for found in _FOUND if foun
 _STANDARD = tuple({f"{sysconfig.get_path(name)}/" for name in ("stdlib", "platstdlib")})
 GENERATED = "<eval_with_key>"  # what torch.fx writes in memory, under another number in every run
 _INSTALLED = ("/site-packages/", "/dist-packages/")
+# Another way to write torch's operations: all of a program's would be at a few lines of theirs.
+_NOTATIONS = tuple(f"{folder}{name}/" for folder in _INSTALLED for name in ("einops", "opt_einsum"))
 
 
 def is_standard(filename: str) -> bool:
@@ -39,6 +41,11 @@ def is_users(filename: str) -> bool:
     if filename.startswith((TORCH, OURS, *REPLACEMENTS)) or is_standard(filename):
         return False
     return not any(part in filename for part in _INSTALLED)
+
+
+def is_notation(filename: str) -> bool:
+    """Check that an installed library's file writes torch's operations another way: the line is its caller's."""
+    return any(part in filename for part in _NOTATIONS)
 
 
 def stack(frame: FrameType | None) -> Iterator[FrameType]:

@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from gradscope import markers
 from gradscope.capture.aside import Aside
-from gradscope.capture.callers import GENERATED, OURS, REPLACEMENTS, TORCH, is_standard, stack
+from gradscope.capture.callers import GENERATED, OURS, REPLACEMENTS, TORCH, is_notation, is_standard, stack
 from gradscope.capture.graphs import starts_of, walked
 from gradscope.capture.guard import Guard
 from gradscope.capture.modes import run_operation
@@ -179,7 +179,9 @@ def _place_of(filename: str) -> _CodeOf:
         if filename.startswith(start):
             return place
     # What logging prints is the line's that logs.
-    return _CodeOf.LIBRARY if filename.startswith((TORCH, *REPLACEMENTS)) or is_standard(filename) else _CodeOf.USER
+    if filename.startswith((TORCH, *REPLACEMENTS)) or is_standard(filename) or is_notation(filename):
+        return _CodeOf.LIBRARY
+    return _CodeOf.USER
 
 
 def user_line(frames: Sequence[tuple[str, int, str]]) -> LineInfo | None:
