@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import inspect
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from torch import nn
 
-from gradscope.capture.callers import TORCH
 from gradscope.capture.naming import ModuleNames
 from gradscope.capture.survey import user_line
 from gradscope.tables import CalledFrom, CompiledGraph, FusedNode, GraphNote, GraphRun, LineInfo, NodeNote
@@ -136,83 +134,12 @@ class _Lines:
         return self._place[info]
 
 
-class _Forwards:
-    """Which module's ``forward`` a line is of, where one is called by hand: torch tells of modules that are called."""
-
-    def __init__(self, names: ModuleNames) -> None:
-        self._paths = [info.path for info in names.infos]
-        self._code = {names.index[id(module)]: _forward_of(type(module)) for module in names.modules}
-        self._bases = {names.index[id(module)]: _forwards_of_bases(type(module)) for module in names.modules}
-        self._rows: dict[tuple[str, str], list[int]] = {}  # by file and name of the function
-        for row, code in self._code.items():
-            if code is not None:
-                self._rows.setdefault((code.file, code.name), []).append(row)
-
-    def innermost(
-        self, row: int, around: Sequence[int], frames: Sequence[tuple[str, int, str]], called: Set[int]
-    ) -> int:
-        """The layer at ``row``, or that below it whose ``forward`` a line is in.
-
-        Of several of one class none, nor where that may be the layer's own ``super().forward()``.
-
-        Args:
-            around: rows of the modules that were called, the innermost last; -1 for unknown ones.
-            frames: where the operation is from, innermost last.
-            called: all modules that torch tells of.
-        """
-        left = list(frames)
-        for each in around:  # each was called from the ones before: a class may hold others of its kind
-            place = next((i for i, frame in enumerate(left) if self._is_of(each, frame)), -1)
-            left = left[place + 1 :]
-        for frame in left:
-            path = self._paths[row]
-            below = [each for each in self._of(frame) if self._paths[each].startswith(f"{path}." if path else path)]
-            below = [each for each in below if each != row and each not in called]
-            if len(below) == 1 and self._code[below[0]] not in self._bases.get(row, ()):
-                (row,) = below
-        return row
-
-    def _of(self, frame: tuple[str, int, str]) -> list[int]:
-        return [row for row in self._rows.get((frame[0], frame[2]), ()) if self._is_of(row, frame)]
-
-    def _is_of(self, row: int, frame: tuple[str, int, str]) -> bool:
-        file, line, function = frame
-        code = self._code.get(row)
-        return code is not None and (code.file, code.name) == (file, function) and code.first <= line <= code.last
-
-
-class _Code(NamedTuple):
-    file: str
-    name: str
-    first: int
-    last: int
-
-
-def _forward_of(kind: type) -> _Code | None:
-    """Where the ``forward`` of a class of modules is written; None where that is not Python's, or is torch's own."""
-    code = getattr(inspect.unwrap(getattr(kind, "forward", _forward_of)), "__code__", None)
-    if code is None or code.co_filename.startswith(TORCH):
-        return None
-    last = max((line for _, _, line in code.co_lines() if line is not None), default=code.co_firstlineno)
-    return _Code(code.co_filename, code.co_name, code.co_firstlineno, last)
-
-
-def _forwards_of_bases(kind: type) -> frozenset[_Code | None]:
-    """What ``super().forward()`` may call in a class, and its bases in theirs."""
-    found = {_forward_of(base) for base in kind.__mro__[1:]}
-    return frozenset(found - {_forward_of(kind)})
-
-
-_COMPILED = "L['self']"  # what torch calls a module that was compiled; a function's have the names of its arguments
-
-
 class _Layers:
     """The layers of nodes. What stands at a path now may be another module than that which was compiled."""
 
     def __init__(self, names: ModuleNames) -> None:
         self._names = names
         self._row_of = {info.path: row for row, info in enumerate(names.infos)}
-        self._forwards = _Forwards(names)
 
     def of(
         self, nodes: Iterable[tuple[str, NodeNote]], rows: Mapping[int, int], holders: Mapping[str, int]
@@ -231,12 +158,7 @@ class _Layers:
             used = ((node.modules[-1], name) for _, node in nodes if node.modules for name in node.inputs)
             held = ((each, holders[name]) for each, name in used if holders.get(name, -1) >= 0)
             known = dict(self._prefix(each, row) for each, row in held if self._is_of_class(row, each))
-        told = {each for _, node in nodes for each in node.modules}
-        around = {each: row for each in told if (row := self._at(each, rows, known)) >= 0}
-        # Of the module that was compiled torch tells nothing: it is whatever runs the graph.
-        compiled = self._row_of.get(known.get(_COMPILED, ""), -1) if _COMPILED in known else -1
-        seen = frozenset(around.values())
-        return [(name, node, self._layer(node, around, compiled, seen)) for name, node in nodes]
+        return [(name, node, self._layer(node, rows, known)) for name, node in nodes]
 
     def _is_of_class(self, row: int, called: CalledFrom) -> bool:
         return self._names.infos[row].class_name == called.class_name
@@ -253,19 +175,13 @@ class _Layers:
             ours.pop()
         return ".".join(torchs), ".".join(ours)
 
-    def _layer(self, node: NodeNote, rows: Mapping[CalledFrom, int], compiled: int, seen: Set[int]) -> int:
-        around = [rows.get(each, -1) for each in node.modules]
-        innermost = next((row for row in reversed(around) if row >= 0), -1)
-        if innermost >= 0:
-            return self._forwards.innermost(innermost, around, node.frames, seen)
-        if compiled < 0 or node.modules:
-            return -1
-        below = self._forwards.innermost(compiled, [compiled], node.frames, seen)
-        return -1 if below == compiled else below
-
-    def _at(self, called: CalledFrom, rows: Mapping[int, int], known: dict[str, str]) -> int:
-        row = self._row(called, rows)
-        return row if row >= 0 else self._at_its_place(called, known)
+    def _layer(self, node: NodeNote, rows: Mapping[int, int], known: dict[str, str]) -> int:
+        for called in reversed(node.modules):
+            row = self._row(called, rows)
+            row = row if row >= 0 else self._at_its_place(called, known)
+            if row >= 0:
+                return row
+        return -1
 
     def _at_its_place(self, called: CalledFrom, known: dict[str, str]) -> int:
         for prefix in sorted(known, key=len, reverse=True):

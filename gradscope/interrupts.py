@@ -16,9 +16,9 @@ import sysconfig
 import traceback
 from collections.abc import Sequence
 from importlib.util import find_spec
-from itertools import pairwise, starmap
+from itertools import pairwise, product, starmap
 from pathlib import Path
-from types import FrameType, FunctionType, MethodType, TracebackType
+from types import CodeType, FrameType, FunctionType, MethodType, TracebackType
 from typing import Any
 
 # What functions of sys.settrace and sys.setprofile are told of.
@@ -30,6 +30,7 @@ _TORCH = find_spec("torch")  # which is not loaded for this
 _BESIDE = (_OURS, contextlib.__file__, *([f"{Path(_TORCH.origin).parent}/"] if _TORCH and _TORCH.origin else ()))
 _STANDARD = (*{f"{sysconfig.get_path(name)}/" for name in ("stdlib", "platstdlib")}, "<frozen ")
 _INSTALLED = ("/site-packages/", "/dist-packages/")
+_GONE = object()  # in the place of a value whose name was deleted
 _LIBRARIES = frozenset({"gradscope", "numpy", "sympy", "torch", "triton", *sys.stdlib_module_names})
 
 
@@ -55,12 +56,25 @@ def is_interruption(error: BaseException, *, in_own_code: bool = False) -> bool:
         in_own_code: no object of the program's was looked into. An error of a class of the program's is another
             thread's then, which has no frame on the way.
     """
-    handlers = {_code(signal.getsignal(number)) for number in signal.valid_signals()} - {None}
+    handlers = [*filter(None, map(_called, map(signal.getsignal, signal.valid_signals())))]
     trace: TracebackType | None = vars(BaseException)["__traceback__"].__get__(error)
     frames = [frame for frame, _ in traceback.walk_tb(trace)]
-    if any(frame.f_code in handlers for frame in frames) or any(starmap(_interrupts, pairwise(frames))):
+    if any(starmap(_handles, product(frames, handlers))) or any(starmap(_interrupts, pairwise(frames))):
         return True
     return in_own_code and bool(frames) and _is_anothers(error) and all(map(_is_own, frames))
+
+
+def _handles(frame: FrameType, handler: tuple[CodeType, Any]) -> bool:
+    """Check that a signal may have called that handler there: the program may do so itself, with other values."""
+    code, owner = handler
+    if frame.f_code is not code:
+        return False
+    given = _given(frame)
+    if owner is not None:
+        first, *given = given or (_GONE,)
+        if first is not owner and first is not _GONE:
+            return False  # another object of its class
+    return any(each is _GONE or type(each) in {int, signal.Signals, FrameType} for each in given)
 
 
 def _interrupts(interrupted: FrameType, handler: FrameType) -> bool:
@@ -85,12 +99,12 @@ def _runs_here(frame: FrameType) -> bool:
 
 
 def _given(frame: FrameType) -> Sequence[Any]:
-    """What a frame's function was called with, as far as that still has its name."""
+    """What a frame's function was called with: what its names are now, or that they are gone."""
     code, names = frame.f_code, frame.f_locals
-    given = [names.get(name) for name in code.co_varnames[: code.co_argcount]]
+    given = [names.get(name, _GONE) for name in code.co_varnames[: code.co_argcount]]
     if code.co_flags & inspect.CO_VARARGS:
-        rest = names.get(code.co_varnames[code.co_argcount + code.co_kwonlyargcount])
-        given += rest if type(rest) is tuple else ()
+        rest = names.get(code.co_varnames[code.co_argcount + code.co_kwonlyargcount], _GONE)
+        given += rest if type(rest) is tuple else (rest,)
     return given
 
 
@@ -111,20 +125,24 @@ def _is_own(frame: FrameType) -> bool:
     return file.startswith(_BESIDE) or (file == "<string>" and str(made_for).startswith("gradscope."))
 
 
-def _code(handler: Any) -> Any:
-    """Of a function, a method, or an object whose class has ``__call__``, which is asked nothing; None of others.
+def _called(handler: Any) -> tuple[CodeType, Any] | None:
+    """The code that runs where a handler is called, and whose method that is; None of what has no code of its own.
 
-    Nor is it of what a decorator made, whose code others of its share: that is told by what it was called with.
+    Of a function, a method, or an object whose class has ``__call__``, which is asked nothing. What a decorator made
+    has none of its own, others share it: that is told by what it was called with.
     """
-    while True:
+    owner, seen = None, set[int]()
+    while id(handler) not in seen:
+        seen.add(id(handler))
         if type(handler) is functools.partial:
             handler = handler.func
         elif type(handler) is MethodType:
-            handler = handler.__func__
+            handler, owner = handler.__func__, handler.__self__
         elif type(handler) is not FunctionType:
-            handler = inspect.getattr_static(type(handler), "__call__", None)
-            return handler.__code__ if type(handler) is FunctionType else None
+            handler, owner = inspect.getattr_static(type(handler), "__call__", None), handler
+            return (handler.__code__, owner) if type(handler) is FunctionType else None
         elif "__wrapped__" in vars(handler):
             handler = vars(handler)["__wrapped__"]
         else:
-            return handler.__code__ if handler.__closure__ is None else None
+            return (handler.__code__, owner) if handler.__closure__ is None else None
+    return None  # it wraps itself

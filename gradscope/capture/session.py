@@ -31,6 +31,7 @@ from gradscope.compat import (
     following_dynamo,
     graph_task_id,
     keep_eager,
+    noting_calls_by_hand,
     require_no_profiler,
     sequence_number,
     watch_profilers,
@@ -45,6 +46,7 @@ from gradscope.tables import Options, Progress
 MOST_GIVEN_WAY = 100
 
 _KEEPING = "storing the names for the report"  # under which the guard notes an error
+_BY_HAND = "noting forward methods that compiled code calls by hand"
 
 
 class Session:
@@ -117,6 +119,7 @@ class Session:
             self.capture.compiled.label_of = self.capture.registry.label_of
             self.capture.compiled.frame = user_frame
             compiling.enter_context(watching_graphs(self.capture.compiled, self._note_no_graphs))
+            compiling.enter_context(noting_calls_by_hand(partial(self.run.guard.note, _BY_HAND)))
             stack.enter_context(letting_others_leave(is_own))
             stack.callback(self.run.sampler.stop)
             stack.callback(self.run.line_mode.release)

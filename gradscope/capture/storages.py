@@ -8,8 +8,11 @@ keeps for its recompute counts as saved.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import fields, is_dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import is_dataclass
+from itertools import chain
+from types import GetSetDescriptorType, MemberDescriptorType
 from typing import Any, NamedTuple
 
 import torch
@@ -122,7 +125,10 @@ def is_tensor(value: object) -> bool:
 
 
 def tensors_in(value: Any, depth: int = 4) -> Iterator[torch.Tensor]:
-    """The tensors in nested tuples, lists, mappings and dataclasses; of what raises when it is looked into, none."""
+    """The tensors in nested tuples, lists, mappings and dataclasses, as far as they lie in these.
+
+    A mapping that makes its values when it is asked has none, but for those that it makes them of.
+    """
     if is_tensor(value):
         yield value
     elif depth > 0:
@@ -131,19 +137,29 @@ def tensors_in(value: Any, depth: int = 4) -> Iterator[torch.Tensor]:
 
 
 def _items(value: Any) -> list[Any]:
+    """What a container holds, read by no code of its class's: that may compute, count, or draw random numbers."""
     kind = type(value)
-    if issubclass(kind, (str, bytes, int, float)):
-        return []
-    with IgnoringErrors():  # the user's own container
-        if issubclass(kind, dict):
-            return list(dict.values(value))  # a class of the user's may count what reads it
-        if issubclass(kind, Mapping):
-            return list(value.values())
-        if issubclass(kind, (tuple, list, set)):
-            return list(value)
-        if is_dataclass(kind):
-            return [getattr(value, field.name, None) for field in fields(kind)]
-    return []
+    for base, items in _READS.items():
+        if issubclass(kind, base):
+            return list(items(value))
+    return list(_attributes(value)) if issubclass(kind, Mapping) or is_dataclass(kind) else []
+
+
+_READS: dict[type, Callable[[Any], Iterable[Any]]] = {
+    dict: dict.values,
+    **{kind: kind.__iter__ for kind in (list, tuple, set)},
+}
+
+
+def _attributes(value: object) -> Iterator[Any]:
+    """What an object's attributes are, but for what its class computes when it is asked."""
+    with IgnoringErrors():  # a metaclass may answer for what a class has
+        for name, each in chain.from_iterable(vars(kind).items() for kind in type(value).__mro__):
+            if name == "__dict__" and type(each) is GetSetDescriptorType:
+                yield from each.__get__(value).values()
+            elif type(each) is MemberDescriptorType:
+                with suppress(AttributeError):  # nothing is in that slot
+                    yield each.__get__(value)
 
 
 def sizes_text(tensors: Iterable[torch.Tensor], most: int = 3) -> str:

@@ -367,6 +367,10 @@ def _compile(torch: Any) -> Answer:
         compat.probe_entry()
     except (AttributeError, ImportError) as error:
         return Answer(name, False, f"operations beside compiled graphs have no lines and FLOPs: {_first_line(error)}")
+    try:
+        compat.probe_by_hand()
+    except (AttributeError, ImportError) as error:
+        return Answer(name, False, f"what graphs call by hand is their callers': {_first_line(error)}")
     return Answer(name, True, limits)
 
 

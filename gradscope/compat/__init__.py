@@ -13,6 +13,7 @@ from gradscope.compat.checks import (
     require,
 )
 from gradscope.compat.dynamo import DYNAMO
+from gradscope.compat.dynamo.by_hand import noting_calls_by_hand, probe_by_hand
 from gradscope.compat.dynamo.compiled import (
     COMPILED_FROM,
     compiled_frames,
@@ -146,6 +147,8 @@ __all__ = [
     "open_range",
     "others_global_hooks",
     "probe_entry",
+    "noting_calls_by_hand",
+    "probe_by_hand",
     "probe_graphs",
     "quiet_kineto",
     "reads_hooks_of",

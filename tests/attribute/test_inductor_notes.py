@@ -112,6 +112,21 @@ def test_a_sum_that_nobody_reads_is_of_what_it_adds_up() -> None:
     assert found["weight"][0] == "a.layer" and found["given"][0] == ""
 
 
+def test_a_sum_of_three_that_nobody_reads_is_of_what_is_around_all() -> None:
+    """The gradient of a parameter that three layers use, and with it all that it is summed up of."""
+    nodes = {
+        "x": in_modules("", op=""),
+        "mul1": in_modules("a.p", "x", line=4),
+        "mul2": in_modules("a.q", "x", line=5),
+        "mul3": in_modules("a.r", "x", line=6),
+        "part": in_modules("stale", "mul1", "mul2", is_sum=True),
+        "weight": in_modules("stale", "part", "mul3", is_sum=True),
+        "output": in_modules("", "weight", op=""),
+    }
+    found = owners(nodes)
+    assert (found["part"][0], found["weight"][0]) == ("a", "a")
+
+
 @pytest.mark.parametrize("is_sum", [True, False])
 def test_torch_tells_of_sums(is_sum: bool) -> None:
     made = torch.fx.Graph()

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 from collections import UserDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -210,9 +211,45 @@ class Endless(list[Any]):
         raise RuntimeError("no end")
 
 
-def test_containers_that_raise_hold_nothing() -> None:
-    one = torch.zeros(1)
-    assert list(tensors_in([Proxy(), Closed(x=one), Lazy(one), Endless([one]), one])) == [one]
+class Augmented(Mapping[str, Any]):
+    """Makes what it holds when it is read, as datasets do."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
+
+    def __getitem__(self, key: str) -> Tensor:
+        return self.tensor + torch.rand(1)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter("x")
+
+    def __len__(self) -> int:
+        return 1
+
+
+@dataclass(slots=True)
+class Slotted:
+    x: Tensor
+    empty: Any = None
+
+
+class Stopped(Mapping[str, Any]):
+    """As pytest and asyncio end what they run."""
+
+    def _stop(self, *_: Any) -> Any:
+        raise asyncio.CancelledError
+
+    __getitem__ = __iter__ = __len__ = _stop
+
+
+def test_containers_are_read_and_asked_nothing() -> None:
+    """What they compute may raise, or draw random numbers that the program draws then no more."""
+    one, slotted = torch.zeros(1), Slotted(torch.zeros(1))
+    del slotted.empty
+    before = torch.get_rng_state()
+    containers = [Proxy(), Stopped(), Closed(x=one), Lazy(one), Endless([one]), Augmented(one), Slotted(one), slotted]
+    assert list(tensors_in([*containers, one])) == [one, one, one, one, one, slotted.x, one]
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 # --------------------------------------------------------------------------------------------------------------------

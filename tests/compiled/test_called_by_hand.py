@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from types import MethodType
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._dynamo.symbolic_convert import InliningInstructionTranslator
 
 import gradscope
 from gradscope.capture.naming import ModuleNames
-from gradscope.compat import GraphWatch
+from gradscope.compat import GraphWatch, noting_calls_by_hand
 from gradscope.graphs import compiled_graphs
-from gradscope.tables import CalledFrom, GraphNote, GraphRun, LineInfo, ModuleInfo, NodeNote, RunData
+from gradscope.tables import GraphNote, LineInfo, NodeNote, RunData
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script_method`:DeprecationWarning")
 
@@ -90,49 +92,39 @@ def test_where_all_modules_are_torchs_own_the_line_is_that_of_the_call(inductor:
     )
 
 
-def names_of(model: nn.Module) -> ModuleNames:
-    infos, modules = [], []
-    for path, module in model.named_modules():
-        parent = None if not path else path.rpartition(".")[0]
-        infos.append(ModuleInfo(path, type(module).__name__, parent, 0, None))
-        modules.append(module)
-    return ModuleNames(tuple(infos), {id(each): row for row, each in enumerate(modules)}, (model,), tuple(modules))
+def owners(run: Callable[[Tensor], Tensor], model: nn.Module) -> dict[str, list[str]]:
+    """Of each operation, by name, the paths of the modules around it, as Dynamo tells of it; nothing is generated."""
+    paths = {str(id(module)): path for path, module in model.named_modules()}
+    found: dict[str, list[str]] = {}
 
+    def look(graph: torch.fx.GraphModule, _: object) -> Callable[..., object]:
+        for node in graph.graph.nodes:
+            if node.op == "call_function":
+                keys = [key.partition("@")[0] for key in node.meta.get("nn_module_stack", {})]
+                found.setdefault(node.target.__name__, []).append("/".join(paths[key] for key in keys))
+        return graph.forward
 
-def layer_of(
-    names: ModuleNames, called: list[str], *frames: tuple[type, str], others: Sequence[str] = ()
-) -> str | None:
-    """Whose an operation is below modules that torch tells of, on the first line of these functions of classes.
+    def failed(error: Exception) -> None:
+        raise error
 
-    Args:
-        others: modules around another operation of the graph.
-    """
-    rows = {info.path: row for row, info in enumerate(names.infos)}
-    around, beside = (
-        tuple(CalledFrom(rows[path], path, names.infos[rows[path]].class_name) for path in paths)
-        for paths in (called, others)
-    )
-    lines = []
-    for kind, name in frames:
-        code = getattr(kind, name).__code__
-        lines.append((code.co_filename, code.co_firstlineno + 1, code.co_name))
-    node = NodeNote(
-        modules=around, frames=tuple(lines), inputs=(), op="mul", forward=True, bytes=4, flops=0, is_view=False
-    )
-    note = GraphNote((), {"p": node, "q": replace(node, modules=beside, frames=())})
-    known = {row: row for row in range(len(names.infos))}
-    (graph,) = compiled_graphs([note], [GraphRun(0, ())], {}, {}, names, [], lambda _: (), [known]).values()
-    layer = graph.nodes["p"].layer
-    return None if layer < 0 else names.infos[layer].path
+    torch._dynamo.reset()
+    before = vars(InliningInstructionTranslator)["inline_call"]
+    with noting_calls_by_hand(failed):
+        torch.compile(run, backend=look)(torch.ones(3, 11))
+    assert vars(InliningInstructionTranslator)["inline_call"] is before
+    torch._dynamo.reset()
+    return found
 
 
 class Tree(nn.Module):
+    """One of its own kind below it, which it calls by hand."""
+
     def __init__(self, depth: int) -> None:
         super().__init__()
         self.left = Tree(depth - 1) if depth else None
 
     def forward(self, x: Tensor) -> Tensor:
-        return x if self.left is None else self.left(x)  # type: ignore[no-any-return]
+        return torch.tanh(x) if self.left is None else torch.sin(self.left.forward(x))
 
 
 class Twice(nn.Module):
@@ -141,33 +133,11 @@ class Twice(nn.Module):
         self.one, self.other = Inner(), Inner()
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.one.forward(self.other.forward(x))
-
-
-def test_a_line_is_of_the_module_below_the_last_that_torch_tells_of() -> None:
-    block = names_of(nn.Sequential(Block(), Block()))
-    called = ["", "1"]
-    assert layer_of(block, called, (Block, "forward"), (Inner, "forward")) == "1.inner"
-    assert layer_of(block, called, (Block, "forward"), (Inner, "forward"), (Inner, "_bent")) == "1.inner"
-    assert layer_of(block, called, (Block, "forward")) == "1"
-    assert layer_of(block, [*called, "1.inner"], (Block, "forward"), (Inner, "forward")) == "1.inner"
-    assert layer_of(block, [*called, "1.inner", "1.inner.up"], (Block, "forward"), (Inner, "forward")) == "1.inner.up"
-
-
-def test_a_module_that_holds_one_of_its_class_is_not_taken_for_that() -> None:
-    tree = names_of(Tree(2))
-    assert layer_of(tree, [""], (Tree, "forward")) == ""
-    assert layer_of(tree, ["", "left"], (Tree, "forward"), (Tree, "forward")) == "left"
-    assert layer_of(tree, [""], (Tree, "forward"), (Tree, "forward"), (Tree, "forward")) == ""  # one of two
-    assert layer_of(names_of(Tree(1)), [""], (Tree, "forward"), (Tree, "forward")) == "left"
-
-
-def test_of_several_modules_of_one_class_none_is_told() -> None:
-    assert layer_of(names_of(Twice()), [""], (Twice, "forward"), (Inner, "forward")) == ""
+        return torch.sin(self.one.forward(self.other.forward(x)))
 
 
 class Further(Inner):
-    """It holds one of the class that it is derived from, and calls that class's ``forward`` for itself."""
+    """It calls the ``forward`` of its base for itself, and holds one of that class beside."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -181,37 +151,112 @@ class Inherits(Block):
     """Its own ``forward`` is its base's."""
 
 
-class Listed(nn.Module):
+class Plus(nn.Module):
+    """Blocks of a class and of one below it, all called by hand."""
+
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.others = Inner(), nn.ModuleList([Inner(), Inner()])
+        self.parts = nn.ModuleList([Inner(), Further(), Further()])
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.others[0].forward(self.first(x))
+        for each in self.parts:
+            x = each.forward(x)
+        return x
 
 
-class Boxed(nn.Module):
+class Borrows(nn.Module):
+    """It has another class's ``forward`` run on itself, and holds one of that class."""
+
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.box = Inner(), nn.Sequential(Inner())
+        self.up, self.down, self.kid = nn.Linear(11, 33), nn.Linear(33, 11), Inner()
+
+    def _bent(self, x: Tensor) -> Tensor:
+        return torch.tanh(x)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.box[0].forward(self.first(x))
+        return Inner.forward(self, x)  # type: ignore[arg-type]
 
 
-def test_a_module_that_torch_tells_of_is_not_called_by_hand() -> None:
-    """Nor is one of several below, at whatever depth."""
-    frames = (Listed, "forward"), (Inner, "forward")
-    assert layer_of(names_of(Listed()), [""], *frames) == ""
-    assert layer_of(names_of(Listed()), [""], *frames, others=["", "first"]) == ""
-    frames = (Boxed, "forward"), (Inner, "forward")
-    assert layer_of(names_of(Boxed()), [""], *frames) == ""
-    assert layer_of(names_of(Boxed()), [""], *frames, others=["", "first"]) == "box.0"
+class ByClass(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.plain = Inner(), nn.Tanhshrink()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.sin(Inner.forward(self.inner, x=x))
 
 
-def test_what_super_computes_is_no_childs() -> None:
-    assert layer_of(names_of(Further()), [""], (Further, "forward"), (Inner, "forward")) == ""
-    assert layer_of(names_of(Inherits()), [""], (Block, "forward"), (Inner, "forward")) == "inner"
+class Decorated(Inner):
+    @torch.autocast("cpu", enabled=False)  # type: ignore[untyped-decorator]
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x)
+
+    @torch.autocast("cpu", enabled=False)  # type: ignore[untyped-decorator]
+    def helps(self, x: Tensor) -> Tensor:
+        return torch.sin(x)
+
+
+class CallsDecorated(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Decorated()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner.helps(self.inner.forward(x))  # type: ignore[no-any-return]
+
+
+class Patched(nn.Module):
+    """As libraries that move weights about do it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Inner()
+        self.inner.forward = MethodType(lambda inner, x: torch.sin(Inner.forward(inner, x)), self.inner)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cos(self.inner.forward(x))
+
+
+class Shared(nn.Module):
+    """A module that is called, and by hand as well, from a sibling too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.by = Inner(), nn.ModuleList([Block()])
+        self.by[0].inner = self.inner
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner.forward(self.by[0](self.inner(x)))
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        (Block, {"tanh": ["inner"], "add": [""]}),
+        (lambda: Tree(2), {"tanh": ["left/left.left"], "sin": ["left", ""]}),
+        (Twice, {"tanh": ["other", "one"], "sin": [""]}),
+        (Further, {"tanh": [""]}),
+        (Inherits, {"tanh": ["inner"], "add": [""]}),
+        (Plus, {"tanh": ["parts.0", "parts.1", "parts.2"]}),
+        (Borrows, {"tanh": [""]}),
+        (ByClass, {"tanh": ["inner"], "sin": [""]}),
+        (CallsDecorated, {"tanh": ["inner"], "sin": [""]}),
+        (Patched, {"tanh": ["inner"], "sin": ["inner"], "cos": [""]}),
+        (Shared, {"tanh": ["inner", "by.0/inner", "inner"], "add": ["by.0"]}),
+    ],
+)
+def test_modules_are_told_whose_forward_is_called_by_hand(
+    kind: Callable[[], nn.Module], expected: dict[str, list[str]]
+) -> None:
+    """Of the module that is compiled itself torch tells nothing, however it is called."""
+    model = kind()
+    found = owners(model, model)
+    assert {name: found[name] for name in expected} == expected
+    # Called by a function instead the model is around all of it.
+    found = owners(lambda x: model.forward(x), model)
+    below = {name: [f"/{each}" if each else "" for each in paths] for name, paths in expected.items()}
+    assert {name: found[name] for name in expected} == below
 
 
 def test_a_call_is_noted_of_graphs_whose_nodes_are_from_no_line() -> None:

@@ -387,6 +387,49 @@ def test_an_error_is_no_signals_for_a_decorator_that_its_handler_has_too(decorat
         signal.signal(signal.SIGUSR1, before)
 
 
+def _stops(*_: Any) -> None:
+    raise TimeLimit
+
+
+def _wraps_itself(*_: Any) -> None:
+    raise TimeLimit
+
+
+functools.update_wrapper(_wraps_itself, _wraps_itself)
+
+
+@pytest.mark.parametrize(
+    ("handler", "called"),
+    [
+        (_stops, lambda: _stops()),
+        (_stops, lambda: _stops("now")),
+        (_Limits().method, lambda: _Limits().method(10, None)),
+        (_LetsGo(), lambda: _LetsGo()(10, None)),
+        (mock.Mock(), mock.Mock(side_effect=TimeLimit)),
+        (functools.partial(_stops, "late"), lambda: _stops("late")),
+    ],
+)
+def test_what_a_handler_does_where_no_signal_called_it_is_no_interruption(
+    handler: Any, called: Callable[[], None]
+) -> None:
+    """An object of the program's that is looked at may call it, or another method of the same code."""
+    before = signal.signal(signal.SIGUSR1, handler)
+    try:
+        assert not is_interruption(_raised(called))
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+def test_a_handler_that_is_said_to_wrap_itself_is_looked_at_once() -> None:
+    before = signal.signal(signal.SIGUSR1, _wraps_itself)
+    try:
+        assert not is_interruption(_raised(lambda: 1 // 0))
+        with pytest.raises(TimeLimit):
+            own_code()(Guard(), signal.raise_signal, signal.SIGUSR1)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
 def test_a_limit_in_code_that_was_made_for_a_class_of_ours_is_the_programs() -> None:
     """A dataclass's ``__init__``, say."""
     made = {"__name__": "gradscope.tables.columns"}

@@ -35,16 +35,10 @@ def with_owners(nodes: Mapping[str, NodeNote]) -> dict[str, NodeNote]:
             whole = found[read_by[0]]
             found[name] = replace(node, modules=whole.modules, frames=whole.frames)
             continue
-        beside = [
-            nodes[each]
-            for reader in reading
-            if reader.is_sum
-            for each in reader.inputs
-            if each != name and each in nodes
-        ]
-        around = [each for each in (*reading, *beside) if not each.is_sum]
+        beside = [_added_up(nodes, each, but=name) for each in read_by if nodes[each].is_sum]
+        around = [each for each in (*reading, *itertools.chain(*beside)) if not each.is_sum]
         if not around:
-            around = [nodes[each] for each in node.inputs if each in nodes and not nodes[each].is_sum]
+            around = _added_up(nodes, name)
         frames = _shared([each.frames for each in around])
         found[name] = replace(
             node,
@@ -53,6 +47,18 @@ def with_owners(nodes: Mapping[str, NodeNote]) -> dict[str, NodeNote]:
             frames=around[0].frames[: len(frames) + 1] if around else (),
         )
     return found
+
+
+def _added_up(nodes: Mapping[str, NodeNote], name: str, *, but: str = "") -> list[NodeNote]:
+    """What a sum adds up, and the sums that it is of, but for one of these, in the order of the graph."""
+    parts, left = set[str](), [name]
+    while left:
+        for each in nodes[left.pop()].inputs:
+            if each in nodes and each != but and each not in parts:
+                parts.add(each)
+                if nodes[each].is_sum:
+                    left.append(each)
+    return [node for each, node in nodes.items() if each in parts and not node.is_sum]
 
 
 def _shared(stacks: Sequence[tuple[_T, ...]]) -> tuple[_T, ...]:

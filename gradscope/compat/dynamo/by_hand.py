@@ -1,0 +1,119 @@
+"""Modules whose ``forward`` a compiled function calls itself, noted in the graph as those that are called.
+
+Torch notes of each node the modules around it as it traces their calls. Where it goes into a ``forward`` whose module
+was not called it notes nothing, and the node is the caller's.
+
+Source: torch/_dynamo/symbolic_convert.py (``InliningInstructionTranslator.inline_call``), variables/nn_module.py
+(``record_nn_module_stack``), as of torch 2.11 to 2.14.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from operator import attrgetter
+from types import MethodType
+from typing import Any
+
+from torch import nn
+
+from gradscope.compat.dynamo import DYNAMO
+from gradscope.compat.imports import once_imported
+from gradscope.compat.private import replaced
+
+_TRACING, _MODULES, _LAZY = f"{DYNAMO}.symbolic_convert", f"{DYNAMO}.variables.nn_module", f"{DYNAMO}.variables.lazy"
+_READ = {
+    _TRACING: ("InliningInstructionTranslator.inline_call",),
+    _MODULES: ("record_nn_module_stack", "UnspecializedNNModuleVariable.get_nn_module_stack_source"),
+    _LAZY: ("LazyVariableTracker.is_realized", "LazyVariableTracker.peek_value"),
+}
+_COMPILED = "L['self']"  # what torch calls the module that was compiled, which is whatever runs the graph
+
+
+def probe_by_hand() -> None:
+    """Look for what is read here of Dynamo, which is imported for that.
+
+    Raises:
+        AttributeError, ImportError: this torch lacks something; what is called by hand in a graph is its caller's.
+    """
+    for module, names in _READ.items():
+        for name in names:
+            attrgetter(name)(importlib.import_module(module))
+
+
+@contextmanager
+def noting_calls_by_hand(failed: Callable[[Exception], None]) -> Iterator[None]:
+    """Have graphs tell of modules whose ``forward`` is called by hand, until the block is left.
+
+    Args:
+        failed: called with an error of the noting, where this torch does not have what is read; Dynamo goes on.
+    """
+    with ExitStack() as stack:
+
+        def begin() -> None:
+            try:
+                stack.enter_context(_noting(sys.modules[_TRACING], failed))
+            except Exception as error:
+                failed(error)
+
+        with once_imported(_TRACING, begin):
+            yield
+
+
+def _noting(tracing: Any, failed: Callable[[Exception], None]) -> AbstractContextManager[None]:
+    kind = tracing.InliningInstructionTranslator
+    original = kind.inline_call  # bound to the class that it is called on: no other overrides it
+
+    def inline_call(parent: Any, function: Any, arguments: Any, *args: Any, **kwargs: Any) -> Any:
+        told: AbstractContextManager[Any] = nullcontext()
+        try:
+            told = _around(parent, function, arguments)
+        except Exception as error:
+            failed(error)
+        with told:
+            return original(parent, function, arguments, *args, **kwargs)
+
+    return replaced(kind, "inline_call", staticmethod(inline_call))
+
+
+def _around(parent: Any, function: Any, arguments: Any) -> AbstractContextManager[Any]:
+    """What has torch note the module whose ``forward`` a function is, where it has noted no call of that."""
+    called = getattr(function, "fn", None)
+    if called is None or not arguments or parent.export:  # what is exported is the program's to read
+        return nullcontext()
+    module, source = _module(arguments[0])
+    if module is None or source is None or _forward_of(module) is not called:
+        return nullcontext()
+    innermost = next(reversed(parent.nn_module_stack), "").partition("@")[0]
+    if innermost == str(id(module)) or (not innermost and _name(source) == _COMPILED):
+        return nullcontext()
+    noted = sys.modules[_MODULES].record_nn_module_stack(str(id(module)), source, parent, module)
+    return noted  # type: ignore[no-any-return]
+
+
+def _module(argument: Any) -> tuple[nn.Module | None, Any]:
+    """The module that an argument is, and where the compiled function has it from; nothing is looked into for this.
+
+    By its type: Dynamo would guard what ``isinstance`` asks for.
+    """
+    if issubclass(type(argument), sys.modules[_LAZY].LazyVariableTracker):
+        if not argument.is_realized():
+            value = argument.peek_value()
+            return (value if issubclass(type(value), nn.Module) else None), argument.source
+        argument = argument.realize()
+    if not issubclass(type(argument), sys.modules[_MODULES].UnspecializedNNModuleVariable):
+        return None, None
+    return argument.value, argument.nn_module_stack_source or argument.source
+
+
+def _forward_of(module: nn.Module) -> Any:
+    """The function that is the module's ``forward``, which is called by no code of the program's for this."""
+    found = inspect.getattr_static(module, "forward", None)
+    return found.__func__ if type(found) is MethodType else found
+
+
+def _name(source: Any) -> str:
+    return str(source.name() if callable(source.name) else source.name)
