@@ -86,6 +86,28 @@ def _set(soft: int, hard: int) -> bool:
     return True
 
 
+_DEEPER = 1000  # frames at most: deeper recursion may need more memory than a thread's stack has
+
+
+@contextlib.contextmanager
+def room_for_frames() -> Iterator[None]:
+    """Let code recurse half as deep again until the block is left: with hooks a call of a module takes more frames.
+
+    Models whose modules lie some 200 deep would end otherwise, where they run alone.
+    """
+    before = sys.getrecursionlimit()
+    more = before + min(before // 2, _DEEPER)
+    with contextlib.suppress(OverflowError):
+        sys.setrecursionlimit(more)
+    try:
+        yield
+    finally:
+        # Code of the user's that set a limit of its own in the meantime keeps that.
+        if sys.getrecursionlimit() == more:
+            with contextlib.suppress(RecursionError):  # the stack is deeper now than it was allowed to be
+                sys.setrecursionlimit(before)
+
+
 @contextlib.contextmanager
 def stops_put_off() -> Iterator[None]:
     """Put off Ctrl-C and SIGTERM to the end of the block, so that what was measured can be read; only the first one.

@@ -39,7 +39,7 @@ from gradscope.compat import (
     watching_graphs,
 )
 from gradscope.errors import UsageError
-from gradscope.process import room_for_files
+from gradscope.process import room_for_files, room_for_frames
 from gradscope.tables import Options, Progress
 
 #: Steps in which the user's own profiler may run before nothing more is waited for.
@@ -106,6 +106,7 @@ class Session:
         _claim(self)
         with ExitStack() as stack:  # of what is undone where the rest of this fails
             stack.callback(_release, self)
+            stack.enter_context(room_for_frames())
             stack.enter_context(self.run.backward.installed())
             stack.enter_context(self.run.loaders.installed())
             stack.enter_context(watch_profilers(self._give_way, self._other_ended))

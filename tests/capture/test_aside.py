@@ -166,3 +166,31 @@ def test_what_a_thread_had_on_is_gone_with_it(aside: Aside, ours: list[Any]) -> 
     over.set()
     for each in others:
         each.join()
+
+
+def test_what_is_compiled_while_a_graph_runs_leaves_that_running(aside: Aside, ours: list[Any]) -> None:
+    """Backward is compiled as its node runs, in a run of forward's graph that a checkpoint makes say."""
+    with aside.inside():
+        aside.compiling(True)
+        aside.compiling(False)
+        assert aside.is_aside()
+    assert not aside.is_aside()
+
+
+def test_a_thread_that_has_the_ident_of_one_that_was_inside_is_not(aside: Aside) -> None:
+    """The system gives the next thread the ident of one that has ended."""
+    idents = []
+    ready = threading.Event()
+
+    def look() -> None:
+        ready.wait()
+        idents.append(aside.is_aside())
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    assert thread.ident is not None
+    aside.follow(True, thread.ident)
+    ready.set()
+    thread.join()
+    assert idents == [True]
+    assert thread.ident not in aside._entered

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 import torch
 from torch import fx
+from torch.fx.experimental.proxy_tensor import make_fx
 
-from gradscope.compat.inductor import PATTERNS, origins
+from gradscope.compat.inductor import PATTERNS, origins, work
 from gradscope.compat.inductor.notes import node_note
-from gradscope.compat.inductor.origins import _give, told_of, watching_replacements
+from gradscope.compat.inductor.origins import _FROM, _give, told_of, watching_replacements
 
 aten = torch.ops.aten
 HEAD, SOFTMAX = "net.attention", "net.attention.softmax"
@@ -145,3 +146,32 @@ def test_an_error_of_the_noting_does_not_end_a_pass(monkeypatch: pytest.MonkeyPa
             SimpleNamespace(nodes=[first, last]), first.graph, aten.sinh.default, first.args
         )
     assert new.target is aten.sinh.default and len(failed) == 1
+
+
+def test_one_of_two_matmuls_is_of_neither_but_of_what_is_around() -> None:
+    old = [(aten.bmm.default, told("net.attention.q", 1)), (aten.bmm.default, told("net.attention.out", 3))]
+    (one,) = made((aten.baddbmm.default, {"partitioner_tag": "is_forward"}))
+    _give(old, [one])
+    assert node_note(one).modules[-1].path == HEAD
+
+
+def test_what_torch_tells_later_stands_beside_what_it_does_not() -> None:
+    meta = {"nn_module_stack": {"1": ("mine", "Mine")}, _FROM: {"nn_module_stack": {"2": ("old", "Old")}, "seq_nr": 4}}
+    found = told_of(SimpleNamespace(meta=meta))
+    assert (found["nn_module_stack"], found["seq_nr"]) == (meta["nn_module_stack"], 4)
+
+
+def test_a_graph_that_is_given_a_number_that_is_fixed_too_has_operations_for_other_sizes() -> None:
+    traced = make_fx(lambda x, weight: x @ weight, tracing_mode="symbolic")(torch.ones(6, 2), torch.ones(2, 4))
+    (product,) = (node for node in traced.graph.nodes if node.target is torch.ops.aten.mm.default)
+    sizes = list({str(size): size for each in product.args for size in each.meta["val"].shape}.values())
+    whole = torch.fx.Graph()
+    for name, size in (("fixed", 3), *((str(size), size) for size in sizes)):
+        whole.placeholder(name).meta["val"] = size
+    args = [whole.placeholder(name) for name in ("x", "weight")]
+    for mine, theirs in zip(args, product.args, strict=True):
+        mine.meta["val"] = theirs.meta["val"]
+    whole.call_function(torch.ops.aten.mm.default, tuple(args)).meta["val"] = product.meta["val"]
+    count = work.flops_at(SimpleNamespace(graph=whole))
+    hints = [int(size.node.hint) for size in sizes]
+    assert count is not None and list((count([3, *hints]) or {}).values()) == [2 * 6 * 2 * 4]

@@ -55,3 +55,10 @@ def test_it_is_noted_as_the_operation_that_is_called(name: str) -> None:
     assert note.frames == (("model.py", 7, "forward"),) and note.forward
     work = work_of(node)
     assert work is not None and work({}) == FLOPS
+
+
+def test_it_is_forward_whatever_the_tag_of_what_takes_its_results() -> None:
+    node = wrapped("run_with_rng_state")
+    for each in node.users:
+        each.meta["partitioner_tag"] = "must_be_in_backward"
+    assert node_note(node).forward

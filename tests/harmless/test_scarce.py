@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from torch import nn
 
 import gradscope
 from gradscope.capture.environment import describe_environment
-from gradscope.process import room_for_files
+from gradscope.process import room_for_files, room_for_frames
 
 _LEAKS = """
 import os, resource, torch
@@ -114,3 +114,62 @@ def test_what_the_user_puts_in_the_place_of_stderr(stream: Any, monkeypatch: pyt
     monkeypatch.setattr(sys, "stderr", stream)
     report = gradscope.profile(nn.Linear(8, 8), torch.ones(4, 8), steps=1, warmup=1)
     assert not report.data.partial and not [note for note in report.data.notes if "failed" in note]
+
+
+class _Nest(nn.Module):
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(x)  # type: ignore[no-any-return]
+
+
+def _deep(wanted: Callable[[nn.Module], bool]) -> nn.Module:
+    """The deepest model that ``wanted`` holds of, by tens."""
+    model: nn.Module = nn.Linear(4, 4)
+    while True:
+        deeper = model
+        for _ in range(10):
+            deeper = _Nest(deeper)
+        if not wanted(deeper):
+            return model
+        model = deeper
+
+
+def _runs(model: nn.Module) -> bool:
+    try:
+        model(torch.ones(2, 4))
+    except RecursionError:
+        return False
+    return True
+
+
+def test_a_model_is_as_deep_as_it_may_be_alone() -> None:
+    model = _deep(_runs)
+    before, steps = sys.getrecursionlimit(), 0
+    with gradscope.profiling(model, steps=2, warmup=1) as prof:
+        for _ in range(40):
+            model(torch.ones(2, 4)).sum().backward()
+            steps += 1
+            if prof.step():
+                break
+    assert steps > 2 and sys.getrecursionlimit() == before
+    assert prof.report.data.ledger.backward_ns > 0
+
+
+@pytest.mark.parametrize("programs", [None, 2_000, 2**31 - 1])
+def test_the_depth_that_a_program_allows_itself_is_kept(programs: int | None) -> None:
+    before = sys.getrecursionlimit()
+    try:
+        with room_for_frames():
+            assert sys.getrecursionlimit() == before + min(before // 2, 1000)
+            if programs is not None:
+                sys.setrecursionlimit(programs)
+            with room_for_frames():
+                assert sys.getrecursionlimit() >= (programs or before)
+            if programs is not None:
+                assert sys.getrecursionlimit() == programs
+        assert sys.getrecursionlimit() == (programs or before)
+    finally:
+        sys.setrecursionlimit(before)

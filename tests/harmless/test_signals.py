@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import functools
 import signal
 import sys
+import sysconfig
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from types import FrameType
 from typing import Any
 from unittest import mock
 
@@ -441,3 +444,94 @@ def test_a_limit_in_code_that_was_made_for_a_class_of_ours_is_the_programs() -> 
     while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
         trace = trace.tb_next
     assert trace is not None and is_interruption(error.with_traceback(trace), in_own_code=True)
+
+
+_HANDED = """
+import sys
+
+def looks(number, frame):
+    raise KeyError
+
+def guarded(guard, raises):
+    with guard.over("something"):
+        raises(3, sys._getframe())
+"""
+
+
+def handed() -> dict[str, Any]:
+    made: dict[str, Any] = {}
+    exec(compile(_HANDED, guards.__file__, "exec"), made)
+    return made
+
+
+def test_code_of_ours_that_is_given_its_callers_frame_interrupts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch's own, that compiles a frame say."""
+    monkeypatch.setattr(guards, "listeners", [])
+    made, guard = handed(), Guard()
+    made["guarded"](guard, made["looks"])
+    assert guard.failed == {"something": "KeyError"}
+
+
+def test_what_is_given_our_frame_and_a_word_that_is_no_event_interrupts_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(guards, "listeners", [])
+    frames: list[FrameType] = []
+    handed()["guarded"](Guard(), lambda _, frame: frames.append(frame))
+
+    def helper(frame: FrameType, word: str) -> None:
+        raise KeyError
+
+    for word, interrupts in (("name", False), ("call", True)):
+        try:
+            helper(frames[0], word)
+        except KeyError as error:
+            assert is_interruption(error) is interrupts
+
+
+def _once(*_: Any, late: str = "late") -> None:
+    signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+    raise TimeLimit(late)
+
+
+def test_a_handler_that_puts_another_in_its_place_and_has_a_keyword_is_the_programs() -> None:
+    guard, before = Guard(), signal.getsignal(signal.SIGUSR1)
+    signal.signal(signal.SIGUSR1, _once)
+    try:
+        with pytest.raises(TimeLimit):
+            handed()["guarded"](guard, lambda *_: signal.raise_signal(signal.SIGUSR1))
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert not guard.failed
+
+
+def test_an_error_with_words_that_no_frame_is_on_the_way_of_is_the_objects() -> None:
+    """What C code raises for an object of the program's, a future's result say: another thread gives a class alone."""
+    loop = asyncio.new_event_loop()
+    try:
+        for words in ((), ("late",)):
+            future = loop.create_future()
+            future.set_exception(TimeLimit(*words))
+            made: dict[str, Any] = {}
+            exec(compile("def plain(raises):\n    raises()", guards.__file__, "exec"), made)
+            try:
+                made["plain"](future.result)
+            except TimeLimit as error:
+                error.__traceback__ = error.__traceback__ and error.__traceback__.tb_next  # without this test's
+                assert is_interruption(error, in_own_code=True) is not bool(words)
+    finally:
+        loop.close()
+
+
+def test_a_library_that_hands_its_frame_about_interrupts_nothing() -> None:
+    """It lies in a folder of the standard library's."""
+    made: dict[str, Any] = {}
+    file = f"{sysconfig.get_path('stdlib')}/site-packages/library.py"
+    exec(compile("import sys\ndef hands(helper):\n    helper(1, sys._getframe())", file, "exec"), made)
+
+    def helper(*_: Any) -> None:
+        raise TimeLimit
+
+    with pytest.raises(TimeLimit) as raised:
+        made["hands"](helper)
+    assert not is_interruption(raised.value)

@@ -90,8 +90,8 @@ def _around(parent: Any, function: Any, arguments: Any) -> AbstractContextManage
     innermost = next(reversed(parent.nn_module_stack), "").partition("@")[0]
     if innermost == str(id(module)) or (not innermost and _name(source) == _COMPILED):
         return nullcontext()
-    noted = sys.modules[_MODULES].record_nn_module_stack(str(id(module)), source, parent, module)
-    return noted  # type: ignore[no-any-return]
+    record: Callable[..., AbstractContextManager[Any]] = sys.modules[_MODULES].record_nn_module_stack
+    return record(str(id(module)), source, parent, module)
 
 
 def _module(argument: Any) -> tuple[nn.Module | None, Any]:
