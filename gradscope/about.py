@@ -108,7 +108,9 @@ def _is_partial(capture: Capture, about: WorkloadInfo, memory: MemoryResult | No
 
 
 def _with_unprofiled(step: StepTimes, capture: Capture, trace: TimedTrace) -> StepTimes:
-    step = replace(step, waited_ns=trace.timed.waited_ns, taken=_all_taken(step.taken, trace.timed.taken))
+    waited = trace.timed.waited_ns  # of what lies between steps, too, the system tells
+    waited = None if waited is None else min(waited, step.wall_ns)
+    step = replace(step, waited_ns=waited, taken=_all_taken(step.taken, trace.timed.taken))
     # Like with like: with those in which something was compiled where it was in steps that count, alone where in all.
     plain, compiling = capture.unprofiled_ns, capture.unprofiled_compiling_ns
     all_compile = compiling and trace.timed.compiled == trace.measured

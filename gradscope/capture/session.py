@@ -9,6 +9,7 @@ import atexit
 import os
 import threading
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
@@ -44,6 +45,8 @@ from gradscope.tables import Options, Progress
 
 #: Steps in which the user's own profiler may run before nothing more is waited for.
 MOST_GIVEN_WAY = 100
+#: Steps in which the program may interrupt a phase, before it is left out: each of them is lost to the program.
+MOST_INTERRUPTED = 3
 
 _KEEPING = "storing the names for the report"  # under which the guard notes an error
 _BY_HAND = "noting forward methods that compiled code calls by hand"
@@ -98,6 +101,7 @@ class Session:
         self._halved = False  # the pause began inside a step, as far as can be told
         self._left = False  # the current phase, for as long as the pause lasts
         self._turning = False  # from one step to the next: what happens meanwhile is no step
+        self._interrupted_in: Counter[int] = Counter()  # phases, by number
         self._others = 0  # profilers of the user's that run now
         self._began = False  # one began since the last boundary
         self._disturbed = False  # one ran since then
@@ -222,6 +226,8 @@ class Session:
             self.steps_given_way += began or self._others
             self._restart()
             self.finished = self.steps_given_way >= MOST_GIVEN_WAY
+        elif not self._entered and phase.name in self.run.guard.failed:
+            self._next_phase()
         elif not self._entered:
             self._enter()  # after one whole step without the other profiler: its rows are all closed by now
         else:
@@ -388,6 +394,9 @@ class Session:
         self._restart()
         if phase.done:  # it was being left
             self._phases[self._number] = phase.again()
+        self._interrupted_in[self._number] += 1
+        if self._interrupted_in[self._number] >= MOST_INTERRUPTED:
+            self.run.guard.failed.setdefault(phase.name, "the program interrupts it, by a time limit of each step say")
 
     def _begin_step(self) -> None:
         if not self.finished and self._entered:

@@ -27,8 +27,9 @@ from gradscope.capture import guard as guards
 from gradscope.capture import storages
 from gradscope.capture.guard import Guard
 from gradscope.capture.phases.base import Phase
-from gradscope.capture.session import Session
+from gradscope.capture.session import MOST_INTERRUPTED, Session
 from gradscope.capture.storages import StorageReader
+from gradscope.errors import NothingMeasuredError
 from gradscope.interrupts import is_interruption
 from gradscope.recording.tape import Tape
 
@@ -146,6 +147,32 @@ def test_the_program_trains_on_and_nothing_of_ours_is_left(
     if caught:
         assert train(limit, 60)[1].data.workload.steps == 2  # another one begins as ever
         assert left() == before
+
+
+@pytest.mark.parametrize("error", [TimeLimit])
+@pytest.mark.parametrize("kind", [each for each in _kinds(Phase) if {"enter", "name"} <= vars(each).keys()])
+def test_a_phase_that_the_program_interrupts_whenever_it_begins_is_left_out(
+    kind: type[Phase], limit: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A limit on the time of a step, say, that it takes longer to begin: the program would train no more."""
+
+    def enter(self: Phase, exits: Any) -> None:
+        signal.raise_signal(signal.SIGUSR1)
+        original(self, exits)
+
+    before, original = left(), kind.enter
+    with monkeypatch.context() as planted:
+        planted.setattr(kind, "enter", enter)
+        words = ""
+        try:
+            caught, report = train(limit, 60)
+            words = " ".join(report.data.notes)
+        except NothingMeasuredError as error:  # without timed steps there is nothing
+            caught, words = MOST_INTERRUPTED, str(error)
+        except limit:  # the first begins with the measurement
+            caught = 0
+    assert left() == before and caught in {0, MOST_INTERRUPTED}  # none where it is not wanted
+    assert not caught or "the program interrupts it" in words
 
 
 _GUARDED = """

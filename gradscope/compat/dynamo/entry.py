@@ -108,8 +108,11 @@ def _following(frames: Any, follow: Callable[[bool, int], None]) -> Iterator[Non
         return before["set_eval_frame"](callback)
 
     def maybe_set_eval_frame(callback: Any) -> Any:
-        calls.closes(sys._getframe(1))
-        return before["_maybe_set_eval_frame"](callback)
+        try:
+            calls.closes(sys._getframe(1))
+        finally:  # a limit of the program's may come there
+            earlier = before["_maybe_set_eval_frame"](callback)
+        return earlier
 
     ours = dict(zip(before, (set_eval_frame, maybe_set_eval_frame), strict=True))
     calls.look(sys._getframe())

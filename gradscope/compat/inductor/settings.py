@@ -82,7 +82,7 @@ class Settings:
     def _set(self, values: Sequence[tuple[Any, str, Any]]) -> Iterator[None]:
         with ExitStack() as stack:
             for config, name, value in values:
-                stack.callback(setattr, config, name, getattr(config, name))
+                stack.callback(_put_back, config, name, getattr(config, name), value)
                 setattr(config, name, value)
             yield
 
@@ -99,6 +99,12 @@ class Settings:
                 self._count -= 1
                 if not self._count:
                     self._before.close()
+
+
+def _put_back(config: Any, name: str, before: Any, ours: Any) -> None:
+    """Set it to what it was, unless a pass of the program's has set it to something else meanwhile."""
+    if getattr(config, name) == ours:
+        setattr(config, name, before)
 
 
 def _is_for_a_file() -> bool:
