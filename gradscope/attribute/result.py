@@ -38,8 +38,8 @@ from gradscope.attribute.layer_columns import (
 from gradscope.attribute.nodes import OUTSIDE
 from gradscope.attribute.rows import BACKWARD_CATEGORIES, BoolColumn, Category, self_times
 from gradscope.attribute.survey import Notes, is_trained
+from gradscope.attribute.untold import BESIDE, WITHIN, uncounted, untold
 from gradscope.attribute.waits import take_out_waits, without_process_group
-from gradscope.ops import ATEN_ATTENTION, ATEN_CONVOLUTIONS, ATEN_MATMULS
 from gradscope.tables import (
     BEFORE_THE_TRACE,
     BucketRow,
@@ -154,23 +154,24 @@ def build_result(
     samples = {each: layer_steps(assigned, parts, len(modules), each) for each in (Category.LAYER, Category.FORWARD)}
     rows = _layers(cells, modules, calls, samples, ledger.backward_ns)
     rows, step = with_communication(rows, step, assigned, parts, ledger.communication_ns)
-    uncounted = frozenset[int]()
+    beside, within = frozenset[int](), frozenset[int]()
     if survey is not None and has_flops:
         rows = with_flops(rows, survey, [per_step(count, len(assigned.steps)) for count in trained.tolist()])
         notes += [_ELSEWHERE] if survey.elsewhere else []
-        uncounted = _uncounted(assigned, parts, names, rows)
-        rows = without_flops(rows, uncounted)
+        beside, within = uncounted(assigned, parts, names, rows)
+        rows = without_flops(rows, beside | within)
     if compiled is not None:
         rows = with_estimates(rows, *estimated_ns(assigned, parts, len(rows)))
-        rows = with_graph_flops(rows, compiled.flops, compiled.uncounted | uncounted, len(assigned.steps))
+        rows = with_graph_flops(rows, compiled.flops, compiled.uncounted | beside | within, len(assigned.steps))
         rows = without_backward_flops(rows) if compiled.passes_untold else rows
         notes += compiled.notes()
-        notes += _untold(len(uncounted & {layer for layer, _ in compiled.flops}), why=_OUTSIDE)
+        notes += untold(len(beside & {layer for layer, _ in compiled.flops}), why=BESIDE)
+        notes += untold(len(within - beside) if not compiled.unmatched else 0, why=WITHIN)
     elif survey is not None and has_flops:
-        untold = [number for number, row in enumerate(rows) if row.calls and row.flops is None]
-        unknown = [number for number in untold if survey.calls.get(number)]
-        notes += _untold(len(untold) - len(unknown))
-        notes += _untold(len(unknown), why="torch has no formula for what they compute")
+        without = [number for number, row in enumerate(rows) if row.calls and row.flops is None]
+        unknown = [number for number in without if survey.calls.get(number)]
+        notes += untold(len(without) - len(unknown))
+        notes += untold(len(unknown), why="torch has no formula for what they compute")
 
     def by_origin(part: Contribution) -> list[Contribution]:
         return [part] if compiled is None else give_to_origins(assigned, [part], compiled)
@@ -193,32 +194,6 @@ def build_result(
         buckets=bucket_rows(assigned, reducers, sent, modules),
         notes=(*assigned.notes, *notes),
     )
-
-
-def _uncounted(
-    assigned: Assigned, parts: Sequence[Contribution], names: Sequence[str], rows: Sequence[LayerRow]
-) -> frozenset[int]:
-    """Layers with products of matrices in forward that nobody counted: of a compiled function, but of no graph."""
-    products = ATEN_MATMULS | ATEN_CONVOLUTIONS | {"aten::linear"}  # which has no row below it in inference mode
-    counted = np.array([name in products or name.startswith(ATEN_ATTENTION) for name in names])
-    found = set[int]()
-    for part in parts:
-        if part.given is None:  # else a graph's, which counts its own
-            owner = part.owner(assigned)
-            mine = (part.category(assigned) == Category.FORWARD) & (owner >= 0) & counted[part.op]
-            found.update(owner[mine & (assigned.steps.of_row[part.row] >= 0)].tolist())
-    return frozenset(number for number in found if not rows[number].forward_flops)
-
-
-_UNSEEN = "the step that counts them saw no call of theirs"
-_OUTSIDE = "in other measured steps than the one that counts them they ran uncompiled too, as in an evaluation"
-
-
-def _untold(layers: int, *, why: str = _UNSEEN) -> list[str]:
-    if not layers:
-        return []
-    who = "1 layer" if layers == 1 else f"{layers} layers"
-    return [f"FLOPs of {who} are not told, nor of what holds them: {why}"]
 
 
 def _sum(cells: Cells, mask: np.ndarray) -> int:  # type: ignore[type-arg]

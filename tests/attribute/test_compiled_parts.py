@@ -5,11 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import pytest
 
+from gradscope.attribute.align_steps import assign
 from gradscope.attribute.compiled.blocks import bases_of
 from gradscope.attribute.compiled.order import match
+from gradscope.attribute.cost_table import own_contribution
+from gradscope.attribute.rows import read_skeleton, self_times
+from gradscope.attribute.untold import uncounted
 from gradscope.tables import RowKind
-from tests.attribute.hand import Row
+from tests.attribute.hand import Row, spans, table_of
 from tests.attribute.test_compiled import AX, GRAPH, PATHS, ROOT, A, B, backward, fused, graph, layers, run
 
 
@@ -61,3 +66,22 @@ def test_what_runs_another_graph_alone_is_not_where_this_one_was_compiled() -> N
     graphs = {0: graph({"p": fused(AX), "q": fused(len(PATHS))}), 1: graph({"r": fused(ROOT)})}
     found = bases_of(graphs, np.array([0, 0, 1]), np.array([A, B, ROOT]), (*PATHS, "shared"))
     assert found[0] == A
+
+
+@pytest.mark.parametrize(("rows", "expected"), [((20,), ((), (A,))), ((105,), ((B,), ())), ((20, 105), ((B,), (A,)))])
+def test_products_that_nobody_counted_are_beside_a_graph_or_in_it(
+    rows: tuple[int, ...], expected: tuple[tuple[int, ...], ...]
+) -> None:
+    """Below a graph's row they are of kernels whose nodes are not known; what is known has been given to its layers."""
+    table = table_of(
+        Row(RowKind.STEP, 0, 0, "step", argument=0),
+        Row(RowKind.CALL, 1, 95, "call", argument=0),
+        Row(RowKind.CALL, 100, 195, "call", argument=1),
+        Row(RowKind.GRAPH, 10, 90, GRAPH, argument=0),
+        *(Row(RowKind.OP, at, at + 10, "aten::mm") for at in rows),
+        Row(RowKind.STEP, 1000, 1000, "step", argument=1),
+    )
+    assigned = assign(read_skeleton(table, spans((A, 0, 9), (B, 10, 19)), [-1, 0, 1, 0, 3], paths=PATHS), 0, None)
+    own, names = own_contribution(assigned, self_times(table))
+    layers = run({}).layers
+    assert uncounted(assigned, [own], names, layers) == tuple(map(frozenset, expected))

@@ -1,0 +1,49 @@
+"""Layers whose floating-point operations are not told, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from gradscope.attribute.align_steps import Assigned
+from gradscope.attribute.cost_table import Contribution
+from gradscope.attribute.nodes import nearest
+from gradscope.attribute.rows import Category
+from gradscope.ops import ATEN_ATTENTION, ATEN_CONVOLUTIONS, ATEN_MATMULS
+from gradscope.tables import LayerRow, RowKind
+
+_UNSEEN = "the step that counts them saw no call of theirs"
+BESIDE = "in other measured steps than the one that counts them they ran uncompiled too, as in an evaluation"
+WITHIN = "torch does not tell what some kernels of theirs compute, in compiled code"
+
+
+def uncounted(
+    assigned: Assigned, parts: Sequence[Contribution], names: Sequence[str], rows: Sequence[LayerRow]
+) -> tuple[frozenset[int], frozenset[int]]:
+    """Rows of layers with products of matrices in forward that nobody counted: of a compiled function.
+
+    Returns:
+        Those of what ran beside its graphs, and those of kernels in these whose nodes are not known.
+    """
+    products = ATEN_MATMULS | ATEN_CONVOLUTIONS | {"aten::linear"}  # which has no row below it in inference mode
+    counted = np.array([name in products or name.startswith(ATEN_ATTENTION) for name in names])
+    found = set[int](), set[int]()
+    for part in parts:
+        if part.given is None:  # else a graph's, which counts its own
+            owner = part.owner(assigned)
+            mine = (part.category(assigned) == Category.FORWARD) & (owner >= 0) & counted[part.op]
+            mine &= assigned.steps.of_row[part.row] >= 0
+            within = nearest(assigned.skeleton.table, part.row, (RowKind.GRAPH,)) >= 0
+            for layers, here in zip(found, (~within, within), strict=True):
+                layers.update(owner[mine & here].tolist())
+    beside, within_graphs = (frozenset(row for row in layers if not rows[row].forward_flops) for layers in found)
+    return beside, within_graphs
+
+
+def untold(layers: int, *, why: str = _UNSEEN) -> list[str]:
+    """The note on so many layers; none where there are none."""
+    if not layers:
+        return []
+    who = "1 layer" if layers == 1 else f"{layers} layers"
+    return [f"FLOPs of {who} are not told, nor of what holds them: {why}"]
