@@ -132,6 +132,13 @@ def test_a_run_that_waited_for_a_core_says_so_and_promises_nothing(monkeypatch: 
 
 
 @pytest.mark.unsteady
+def test_no_step_waits_longer_than_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system's figure holds what lies between steps, too."""
+    step = _waiting(monkeypatch, 1.2).step
+    assert step.waited_ns == step.wall_ns
+
+
+@pytest.mark.unsteady
 @pytest.mark.parametrize("text", [None, "", "1 x 3"])
 def test_a_system_that_does_not_tell(text: str | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     file = tmp_path / "schedstat"

@@ -50,6 +50,16 @@ def test_they_are_set_while_something_is_compiled_and_as_before_behind_it(settin
     assert values() == before and seen == [(OURS, True)] * len(seen)
 
 
+def test_what_a_pass_of_the_programs_sets_meanwhile_stays(settings: Settings) -> None:
+    import torch._inductor.config as config
+
+    level = config.trace.provenance_tracking_level
+    settings._around(lambda: setattr(config.trace, "provenance_tracking_level", 2))()
+    found = config.trace.provenance_tracking_level
+    config.trace.provenance_tracking_level = level
+    assert found == 2 and values() != OURS
+
+
 @contextmanager
 def patched() -> Iterator[None]:
     """What a program asks for that is not what it finds."""
