@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import is_dataclass
 from itertools import chain
 from types import GetSetDescriptorType, MemberDescriptorType
 from typing import Any, NamedTuple
@@ -142,24 +141,27 @@ def _items(value: Any) -> list[Any]:
     for base, items in _READS.items():
         if issubclass(kind, base):
             return list(items(value))
-    return list(_attributes(value)) if issubclass(kind, Mapping) or is_dataclass(kind) else []
+    if any(each is Mapping or "__dataclass_fields__" in _VARS(each) for each in _BASES(kind)):
+        return list(_attributes(value))
+    return []
 
 
 _READS: dict[type, Callable[[Any], Iterable[Any]]] = {
     dict: dict.values,
     **{kind: kind.__iter__ for kind in (list, tuple, set)},
 }
+# Of a class, without asking its own class, nor those that ``issubclass`` would ask.
+_BASES, _VARS = vars(type)["__mro__"].__get__, vars(type)["__dict__"].__get__
 
 
 def _attributes(value: object) -> Iterator[Any]:
     """What an object's attributes are, but for what its class computes when it is asked."""
-    with IgnoringErrors():  # a metaclass may answer for what a class has
-        for name, each in chain.from_iterable(vars(kind).items() for kind in type(value).__mro__):
-            if name == "__dict__" and type(each) is GetSetDescriptorType:
-                yield from each.__get__(value).values()
-            elif type(each) is MemberDescriptorType:
-                with suppress(AttributeError):  # nothing is in that slot
-                    yield each.__get__(value)
+    for name, each in chain.from_iterable(_VARS(kind).items() for kind in _BASES(type(value))):
+        if name == "__dict__" and type(each) is GetSetDescriptorType:
+            yield from dict.values(each.__get__(value))
+        elif type(each) is MemberDescriptorType:
+            with suppress(AttributeError):  # nothing is in that slot
+                yield each.__get__(value)
 
 
 def sizes_text(tensors: Iterable[torch.Tensor], most: int = 3) -> str:

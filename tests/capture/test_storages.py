@@ -242,13 +242,49 @@ class Stopped(Mapping[str, Any]):
     __getitem__ = __iter__ = __len__ = _stop
 
 
+class _Asks(type):
+    """A class of classes that draws random numbers whatever they are asked."""
+
+    def __getattribute__(cls, name: str) -> Any:
+        torch.rand(1)
+        raise KeyError(name)
+
+    def __eq__(cls, other: object) -> bool:
+        torch.rand(1)
+        raise KeyError
+
+    __hash__ = type.__hash__
+
+
+class Asked(metaclass=_Asks):
+    """Of no kind that is looked into."""
+
+
+class _Kept(dict[str, Any]):
+    def values(self) -> Any:
+        raise KeyError
+
+
 def test_containers_are_read_and_asked_nothing() -> None:
     """What they compute may raise, or draw random numbers that the program draws then no more."""
     one, slotted = torch.zeros(1), Slotted(torch.zeros(1))
     del slotted.empty
     before = torch.get_rng_state()
-    containers = [Proxy(), Stopped(), Closed(x=one), Lazy(one), Endless([one]), Augmented(one), Slotted(one), slotted]
-    assert list(tensors_in([*containers, one])) == [one, one, one, one, one, slotted.x, one]
+    kept = Augmented(one)
+    kept.__dict__ = _Kept(tensor=one)
+    containers = [
+        Asked(),
+        kept,
+        Proxy(),
+        Stopped(),
+        Closed(x=one),
+        Lazy(one),
+        Endless([one]),
+        Augmented(one),
+        Slotted(one),
+        slotted,
+    ]
+    assert list(tensors_in([*containers, one])) == [one, one, one, one, one, one, slotted.x, one]
     assert torch.equal(torch.get_rng_state(), before)
 
 
