@@ -145,6 +145,21 @@ def test_of_two_matmuls_that_may_have_been_joined_neither_is_told() -> None:
     assert notes._with_origin(node, note, earlier, {"joined", "n"}).modules == earlier["m"].modules
 
 
+def test_a_matmul_that_is_joined_and_is_there_still_is_told_by_what_it_multiplies() -> None:
+    """Another reads it too: of a module that is called twice on one input, say, whose work Inductor does once."""
+    made = torch.fx.Graph()
+    node = made.placeholder("joined")
+    node.meta["from_node"] = [SimpleNamespace(name="add")]
+    earlier = {
+        "m": noted("a", "x", "w", flops=8),
+        "n": noted("b", "x", "v", flops=8),
+        "add": noted("c", "m", "n"),
+    }
+    for added, weight, origin in (("n", "w", "m"), ("m", "v", "n")):
+        note = noted("", added, "x", weight, flops=8)
+        assert notes._with_origin(node, note, earlier, {"joined", "m", "n"}).modules == earlier[origin].modules
+
+
 def test_a_graphs_note_has_its_own_kernels_and_its_sums_at_what_reads_them(monkeypatch: pytest.MonkeyPatch) -> None:
     debug = SimpleNamespace(_inductor_triton_kernel_to_post_grad_node_info={"cpp_1:1": ["x"], "cpp_2:2": ["m"]})
     monkeypatch.setitem(sys.modules, DEBUG, debug)

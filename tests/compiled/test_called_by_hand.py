@@ -187,6 +187,26 @@ class ByClass(nn.Module):
         return torch.sin(Inner.forward(self.inner, x=x))
 
 
+class ByBase(nn.Module):
+    """A base's ``forward`` in the place of the module's own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Further()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return Inner.forward(self.inner, x)
+
+
+class ByName(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Inner()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return Inner.forward(x=x, self=self.inner)
+
+
 class Decorated(Inner):
     @torch.autocast("cpu", enabled=False)  # type: ignore[untyped-decorator]
     def forward(self, x: Tensor) -> Tensor:
@@ -242,7 +262,9 @@ class Shared(nn.Module):
         (Borrows, {"tanh": [""]}),
         (ByClass, {"tanh": ["inner"], "sin": [""]}),
         (CallsDecorated, {"tanh": ["inner"], "sin": [""]}),
-        (Patched, {"tanh": ["inner"], "sin": ["inner"], "cos": [""]}),
+        (Patched, {"tanh": ["inner"], "sin": [""], "cos": [""]}),  # the function that is put there is nobody's
+        (ByBase, {"tanh": ["inner"]}),
+        (ByName, {"tanh": ["inner"]}),
         (Shared, {"tanh": ["inner", "by.0/inner", "inner"], "add": ["by.0"]}),
     ],
 )
@@ -257,6 +279,17 @@ def test_modules_are_told_whose_forward_is_called_by_hand(
     found = owners(lambda x: model.forward(x), model)
     below = {name: [f"/{each}" if each else "" for each in paths] for name, paths in expected.items()}
     assert {name: found[name] for name in expected} == below
+
+
+def _step(self: nn.Module, x: Tensor) -> Tensor:
+    return torch.cos(self.forward(x))  # type: ignore[no-any-return]
+
+
+def test_a_function_that_is_compiled_is_no_module_whatever_it_calls_its_argument() -> None:
+    """The module is noted around what it computes there; of one that is compiled itself it is not."""
+    model = Block()
+    assert owners(MethodType(_step, model), model)["tanh"] == ["/inner"]
+    assert owners(model.forward, model)["tanh"] == ["inner"]
 
 
 def test_a_call_is_noted_of_graphs_whose_nodes_are_from_no_line() -> None:

@@ -10,12 +10,11 @@ Source: torch/_dynamo/symbolic_convert.py (``InliningInstructionTranslator.inlin
 from __future__ import annotations
 
 import importlib
-import inspect
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from operator import attrgetter
-from types import MethodType
+from types import FunctionType
 from typing import Any
 
 from torch import nn
@@ -30,7 +29,8 @@ _READ = {
     _MODULES: ("record_nn_module_stack", "UnspecializedNNModuleVariable.get_nn_module_stack_source"),
     _LAZY: ("LazyVariableTracker.is_realized", "LazyVariableTracker.peek_value"),
 }
-_COMPILED = "L['self']"  # what torch calls the module that was compiled, which is whatever runs the graph
+_COMPILED = "L['self']"  # what torch calls the module that was compiled
+_CALLS = nn.Module.__init__.__code__.co_filename  # where modules are called
 
 
 def probe_by_hand() -> None:
@@ -67,31 +67,49 @@ def _noting(tracing: Any, failed: Callable[[Exception], None]) -> AbstractContex
     kind = tracing.InliningInstructionTranslator
     original = kind.inline_call  # bound to the class that it is called on: no other overrides it
 
-    def inline_call(parent: Any, function: Any, arguments: Any, *args: Any, **kwargs: Any) -> Any:
+    def inline_call(parent: Any, function: Any, args: Any, kwargs: Any, **more: Any) -> Any:
         told: AbstractContextManager[Any] = nullcontext()
         try:
-            told = _around(parent, function, arguments)
+            told = _around(parent, function, args, kwargs)
         except Exception as error:
             failed(error)
         with told:
-            return original(parent, function, arguments, *args, **kwargs)
+            return original(parent, function, args, kwargs, **more)
 
     return replaced(kind, "inline_call", staticmethod(inline_call))
 
 
-def _around(parent: Any, function: Any, arguments: Any) -> AbstractContextManager[Any]:
+def _around(parent: Any, function: Any, args: Any, kwargs: Any) -> AbstractContextManager[Any]:
     """What has torch note the module whose ``forward`` a function is, where it has noted no call of that."""
     called = getattr(function, "fn", None)
-    if called is None or not arguments or parent.export:  # what is exported is the program's to read
+    if type(called) is not FunctionType or parent.export:  # what is exported is the program's to read
         return nullcontext()
-    module, source = _module(arguments[0])
-    if module is None or source is None or _forward_of(module) is not called:
+    first = args[0] if args else kwargs.get(next(iter(called.__code__.co_varnames), ""))
+    module, source = _module(first)
+    if module is None or source is None or not _is_forward(called, module):
         return nullcontext()
     innermost = next(reversed(parent.nn_module_stack), "").partition("@")[0]
-    if innermost == str(id(module)) or (not innermost and _name(source) == _COMPILED):
+    if innermost == str(id(module)) or (not innermost and _is_compiled(parent, source)):
         return nullcontext()
     record: Callable[..., AbstractContextManager[Any]] = sys.modules[_MODULES].record_nn_module_stack
     return record(str(id(module)), source, parent, module)
+
+
+def _is_forward(function: FunctionType, module: nn.Module) -> bool:
+    """Check that it is the ``forward`` of the module's class, or of one of its bases."""
+    return any(vars(kind).get("forward") is function for kind in type(module).__mro__)
+
+
+def _is_compiled(parent: Any, source: Any) -> bool:
+    """Check that it is the module that was compiled, which is whatever runs the graph: of it torch tells nothing.
+
+    A function of a program's may call its argument ``self``, too, and is run by whoever calls it.
+    """
+    outermost = parent
+    while getattr(outermost, "parent", None) is not None:
+        outermost = outermost.parent
+    calls_it = outermost.f_code.co_filename == _CALLS or outermost.f_code.co_name == "forward"
+    return calls_it and _name(source) == _COMPILED
 
 
 def _module(argument: Any) -> tuple[nn.Module | None, Any]:
@@ -107,12 +125,6 @@ def _module(argument: Any) -> tuple[nn.Module | None, Any]:
     if not issubclass(type(argument), sys.modules[_MODULES].UnspecializedNNModuleVariable):
         return None, None
     return argument.value, argument.nn_module_stack_source or argument.source
-
-
-def _forward_of(module: nn.Module) -> Any:
-    """The function that is the module's ``forward``, which is called by no code of the program's for this."""
-    found = inspect.getattr_static(module, "forward", None)
-    return found.__func__ if type(found) is MethodType else found
 
 
 def _name(source: Any) -> str:

@@ -160,21 +160,22 @@ def node_note(node: Any) -> NodeNote:
 def _with_origin(node: Any, note: NodeNote, earlier: Mapping[str, NodeNote], left: Collection[str]) -> NodeNote:
     """``note`` of where the matmul is from where a pass has joined one with an addition, whose origin torch keeps.
 
+    It multiplies what that matmul did, which may be there still, for others that read it.
+
     Args:
         left: names of the nodes that there are now: of two matmuls that were added the one that was not joined.
     """
     if node.name in earlier or not note.flops:
         return note
     replaced = [each.name for each in node.meta.get("from_node", ())]
-    joined = [name for each in replaced if each in earlier for name in (each, *earlier[each].inputs)]
-    origins = {
-        name: found
-        for name in joined
-        if name not in left and (found := earlier.get(name)) is not None and found.flops == note.flops
-    }
+    joined = dict.fromkeys(name for each in replaced if each in earlier for name in (each, *earlier[each].inputs))
+    alike = [(name, earlier[name]) for name in joined if name in earlier and earlier[name].flops == note.flops]
+    origins = [each for _, each in alike if each.inputs == note.inputs[1:]]  # behind what is added
+    if len(origins) != 1:
+        origins = [each for name, each in alike if name not in left]
     if len(origins) != 1:
         return note
-    (origin,) = origins.values()
+    (origin,) = origins
     return replace(note, modules=origin.modules, frames=origin.frames, forward=origin.forward)
 
 
