@@ -65,16 +65,12 @@ def is_interruption(error: BaseException, *, in_own_code: bool = False) -> bool:
 
 
 def _handles(frame: FrameType, handler: tuple[CodeType, Any]) -> bool:
-    """Check that a signal may have called that handler there: the program may do so itself, with other values."""
+    """Check that a frame is that handler's, and no other object's of its class."""
     code, owner = handler
     if frame.f_code is not code:
         return False
-    given = _given(frame)
-    if owner is not None:
-        first, *given = given or (_GONE,)
-        if first is not owner and first is not _GONE:
-            return False  # another object of its class
-    return any(each is _GONE or type(each) in {int, signal.Signals, FrameType} for each in given)
+    first = next(iter(_given(frame)), _GONE)
+    return owner is None or first is owner or first is _GONE
 
 
 def _interrupts(interrupted: FrameType, handler: FrameType) -> bool:

@@ -86,24 +86,17 @@ def _set(soft: int, hard: int) -> bool:
     return True
 
 
-_DEEPER = 1000  # frames at most: deeper recursion may need more memory than a thread's stack has
-
-
 @contextlib.contextmanager
-def room_for_frames() -> Iterator[None]:
-    """Let code recurse half as deep again until the block is left: with hooks a call of a module takes more frames.
-
-    Models whose modules lie some 200 deep would end otherwise, where they run alone.
-    """
+def room_for_frames(more: int) -> Iterator[None]:
+    """Let code recurse so many frames deeper until the block is left."""
     before = sys.getrecursionlimit()
-    more = before + min(before // 2, _DEEPER)
     with contextlib.suppress(OverflowError):
-        sys.setrecursionlimit(more)
+        sys.setrecursionlimit(before + more)
     try:
         yield
     finally:
         # Code of the user's that set a limit of its own in the meantime keeps that.
-        if sys.getrecursionlimit() == more:
+        if sys.getrecursionlimit() == before + more:
             with contextlib.suppress(RecursionError):  # the stack is deeper now than it was allowed to be
                 sys.setrecursionlimit(before)
 

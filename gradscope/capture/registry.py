@@ -386,6 +386,21 @@ def all_modules() -> list[nn.Module]:
     return objects_of(nn.Module)
 
 
+def nested(modules: Iterable[nn.Module]) -> int:
+    """How many of the modules lie in each other, at most."""
+    levels: dict[int, int] = {}
+    for module in modules:
+        left = [(module, False)]
+        while left:
+            each, seen_below = left.pop()
+            if seen_below:
+                levels[id(each)] = 1 + max((levels.get(id(child), 0) for child in children_of(each)), default=0)
+            elif id(each) not in levels:
+                levels[id(each)] = 0  # where one holds itself
+                left += [(each, True), *((child, False) for child in children_of(each))]
+    return max(levels.values(), default=0)
+
+
 T = TypeVar("T")
 
 

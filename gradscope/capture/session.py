@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import atexit
 import os
+import sys
 import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from functools import partial
 
 from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -24,6 +25,7 @@ from gradscope.capture.guard import Guard
 from gradscope.capture.memory import Surroundings
 from gradscope.capture.modes import letting_others_leave
 from gradscope.capture.phases import EventReader, Phase, Run, StepRecorder, plan
+from gradscope.capture.registry import all_modules, nested
 from gradscope.capture.result import Capture
 from gradscope.capture.survey import is_own, user_frame
 from gradscope.compat import (
@@ -48,6 +50,9 @@ MOST_GIVEN_WAY = 100
 #: Steps in which the program may interrupt a phase, before it is left out: each of them is lost to the program.
 MOST_INTERRUPTED = 3
 
+_DEPTH = "looking how deep modules lie"  # under which the guard notes an error
+# That a call of a module takes at most below hooks, and that a program and gradscope's own hooks take beside.
+_FRAMES, _FRAMES_BESIDE = 6, 300
 _KEEPING = "storing the names for the report"  # under which the guard notes an error
 _BY_HAND = "noting forward methods that compiled code calls by hand"
 
@@ -110,7 +115,7 @@ class Session:
         _claim(self)
         with ExitStack() as stack:  # of what is undone where the rest of this fails
             stack.callback(_release, self)
-            stack.enter_context(room_for_frames())
+            stack.enter_context(self.run.guard.around(_DEPTH, _room))
             stack.enter_context(self.run.backward.installed())
             stack.enter_context(self.run.loaders.installed())
             stack.enter_context(watch_profilers(self._give_way, self._other_ended))
@@ -485,6 +490,14 @@ COMPILED_GRAPHS = "reading compiled graphs"  # under which the guard notes an er
 
 _current: weakref.ref[Session] | None = None
 _lock = threading.Lock()
+
+
+def _room() -> AbstractContextManager[None]:
+    """For the frames that hooks add, where modules lie so deep in each other that Python's limit is near."""
+    depth = nested(all_modules())
+    if depth * _FRAMES + _FRAMES_BESIDE < sys.getrecursionlimit():
+        return nullcontext()
+    return room_for_frames(2 * depth + 101)
 
 
 def _claim(session: Session) -> None:

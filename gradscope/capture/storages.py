@@ -141,9 +141,12 @@ def _items(value: Any) -> list[Any]:
     for base, items in _READS.items():
         if issubclass(kind, base):
             return list(items(value))
-    if any(each is Mapping or "__dataclass_fields__" in _VARS(each) for each in _BASES(kind)):
-        return list(_attributes(value))
-    return []
+    bases = _BASES(kind)
+    names = {name for each in bases for name in _VARS(each).get("__dataclass_fields__", ())}
+    kept = [(name, held) for name, held in _attributes(value) if name in names] if names else []
+    if any(each is Mapping for each in bases):  # its items are in a dict, or are tensors of its own
+        kept += [(name, held) for name, held in _attributes(value) if issubclass(type(held), (dict, torch.Tensor))]
+    return [held for _, held in kept]
 
 
 _READS: dict[type, Callable[[Any], Iterable[Any]]] = {
@@ -154,14 +157,14 @@ _READS: dict[type, Callable[[Any], Iterable[Any]]] = {
 _BASES, _VARS = vars(type)["__mro__"].__get__, vars(type)["__dict__"].__get__
 
 
-def _attributes(value: object) -> Iterator[Any]:
+def _attributes(value: object) -> Iterator[tuple[str, Any]]:
     """What an object's attributes are, but for what its class computes when it is asked."""
     for name, each in chain.from_iterable(_VARS(kind).items() for kind in _BASES(type(value))):
         if name == "__dict__" and type(each) is GetSetDescriptorType:
-            yield from dict.values(each.__get__(value))
+            yield from dict.items(each.__get__(value))
         elif type(each) is MemberDescriptorType:
             with suppress(AttributeError):  # nothing is in that slot
-                yield each.__get__(value)
+                yield name, each.__get__(value)
 
 
 def sizes_text(tensors: Iterable[torch.Tensor], most: int = 3) -> str:

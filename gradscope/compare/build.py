@@ -92,7 +92,7 @@ def _notes(spreads: Spreads) -> Iterator[str]:
     compiled = [
         name
         for spread, name in zip(spreads, ("before", "after"), strict=True)
-        if any(row.estimated_ns for row in spread.run.layers)
+        if any(row.estimated_ns is not None for row in spread.run.layers)
     ]
     if len(compiled) == 1:
         yield f"the run {compiled[0]} was compiled, the other was not: a part of its times is an estimate (est.)"

@@ -233,6 +233,30 @@ class Slotted:
     empty: Any = None
 
 
+class FromDataset(Mapping[str, Any]):
+    """It knows where its items are from."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._items, self.dataset = {"x": tensor}, [torch.ones(1) for _ in range(9)]
+
+    def __getitem__(self, key: str) -> Tensor:
+        return self._items[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._items)
+
+    def __len__(self) -> int:
+        return 1
+
+
+@dataclass
+class WithMore:
+    x: Tensor
+
+    def __post_init__(self) -> None:
+        self.dataset = [torch.ones(1)]
+
+
 class Stopped(Mapping[str, Any]):
     """As pytest and asyncio end what they run."""
 
@@ -273,6 +297,8 @@ def test_containers_are_read_and_asked_nothing() -> None:
     kept = Augmented(one)
     kept.__dict__ = _Kept(tensor=one)
     containers = [
+        FromDataset(one),
+        WithMore(one),
         Asked(),
         kept,
         Proxy(),
@@ -284,7 +310,7 @@ def test_containers_are_read_and_asked_nothing() -> None:
         Slotted(one),
         slotted,
     ]
-    assert list(tensors_in([*containers, one])) == [one, one, one, one, one, one, slotted.x, one]
+    assert list(tensors_in([*containers, one])) == [one, one, one, one, one, one, one, one, slotted.x, one]
     assert torch.equal(torch.get_rng_state(), before)
 
 

@@ -5,16 +5,18 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from types import MethodType
+from types import MethodType, SimpleNamespace
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch._dynamo.symbolic_convert import InliningInstructionTranslator
+from torch._inductor import config
 
 import gradscope
 from gradscope.capture.naming import ModuleNames
 from gradscope.compat import GraphWatch, noting_calls_by_hand
+from gradscope.compat.dynamo.by_hand import _is_read_by_the_program
 from gradscope.graphs import compiled_graphs
 from gradscope.tables import GraphNote, LineInfo, NodeNote, RunData
 
@@ -45,8 +47,6 @@ class Block(nn.Module):
 @pytest.fixture
 def inductor() -> Iterator[None]:
     """Inductor in this process alone, and its paths as before."""
-    from torch._inductor import config
-
     paths = list(sys.path)
     torch._dynamo.reset()
     with config.patch(compile_threads=1):
@@ -92,8 +92,12 @@ def test_where_all_modules_are_torchs_own_the_line_is_that_of_the_call(inductor:
     )
 
 
-def owners(run: Callable[[Tensor], Tensor], model: nn.Module) -> dict[str, list[str]]:
-    """Of each operation, by name, the paths of the modules around it, as Dynamo tells of it; nothing is generated."""
+def owners(run: Callable[[Tensor], Tensor], model: nn.Module, name: str = "inductor") -> dict[str, list[str]]:
+    """Of each operation, by name, the paths of the modules around it, as Dynamo tells of it; nothing is generated.
+
+    Args:
+        name: of the backend.
+    """
     paths = {str(id(module)): path for path, module in model.named_modules()}
     found: dict[str, list[str]] = {}
 
@@ -103,6 +107,8 @@ def owners(run: Callable[[Tensor], Tensor], model: nn.Module) -> dict[str, list[
                 keys = [key.partition("@")[0] for key in node.meta.get("nn_module_stack", {})]
                 found.setdefault(node.target.__name__, []).append("/".join(paths[key] for key in keys))
         return graph.forward
+
+    look.__name__ = name
 
     def failed(error: Exception) -> None:
         raise error
@@ -283,6 +289,20 @@ def test_modules_are_told_whose_forward_is_called_by_hand(
 
 def _step(self: nn.Module, x: Tensor) -> Tensor:
     return torch.cos(self.forward(x))  # type: ignore[no-any-return]
+
+
+def test_what_the_program_may_read_is_as_torch_has_it() -> None:
+    model = Block()
+    assert owners(model, model)["tanh"] == ["inner"]
+    assert owners(model, model, "programs")["tanh"] == [""]
+    with config.patch(joint_custom_post_pass=print):
+        assert owners(model, model)["tanh"] == [""]
+    options = SimpleNamespace(config={"post_grad_custom_pre_pass": print})
+    for backend, reads in ((options, True), (SimpleNamespace(config={}), False)):
+        wrapped = SimpleNamespace(__name__="inductor", _torchdynamo_orig_backend=backend)
+        output = SimpleNamespace(compiler_fn=wrapped)
+        assert _is_read_by_the_program(SimpleNamespace(output=output, export=False)) is reads
+        assert _is_read_by_the_program(SimpleNamespace(output=output, export=True))
 
 
 def test_a_function_that_is_compiled_is_no_module_whatever_it_calls_its_argument() -> None:

@@ -20,6 +20,7 @@ from torch import nn
 
 import gradscope
 from gradscope.capture.environment import describe_environment
+from gradscope.capture.registry import nested
 from gradscope.process import room_for_files, room_for_frames
 
 _LEAKS = """
@@ -158,18 +159,35 @@ def test_a_model_is_as_deep_as_it_may_be_alone() -> None:
     assert prof.report.data.ledger.backward_ns > 0
 
 
+def test_the_depth_of_other_programs_is_theirs() -> None:
+    """A thread with little memory for its stack relies on it."""
+    model, limits = nn.Sequential(nn.Linear(4, 4)), set()
+    model.register_forward_hook(lambda *_: limits.add(sys.getrecursionlimit()))
+    gradscope.profile(model, torch.ones(2, 4), steps=2, warmup=1)
+    assert limits == {sys.getrecursionlimit()}
+
+
 @pytest.mark.parametrize("programs", [None, 2_000, 2**31 - 1])
 def test_the_depth_that_a_program_allows_itself_is_kept(programs: int | None) -> None:
     before = sys.getrecursionlimit()
     try:
-        with room_for_frames():
-            assert sys.getrecursionlimit() == before + min(before // 2, 1000)
+        with room_for_frames(500):
+            assert sys.getrecursionlimit() == before + 500
             if programs is not None:
                 sys.setrecursionlimit(programs)
-            with room_for_frames():
+            with room_for_frames(500):
                 assert sys.getrecursionlimit() >= (programs or before)
             if programs is not None:
                 assert sys.getrecursionlimit() == programs
         assert sys.getrecursionlimit() == (programs or before)
     finally:
         sys.setrecursionlimit(before)
+
+
+def test_modules_are_counted_as_deep_as_they_lie() -> None:
+    shared = _Nest(_Nest(nn.Linear(1, 1)))
+    loop = _Nest(nn.Linear(1, 1))
+    loop.again = loop
+    assert nested([]) == 0 and nested([nn.Linear(1, 1)]) == 1
+    assert nested([shared, nn.Sequential(shared, _Nest(shared)), nn.ReLU()]) == 5
+    assert nested([loop]) == 2

@@ -215,6 +215,11 @@ def _puts_another_in_its_place(*_: Any) -> None:
     raise TimeLimit
 
 
+def _says_it_otherwise(number: Any, frame: Any) -> None:
+    number, frame = signal.Signals(number).name, f"line {frame.f_lineno}"
+    raise TimeLimit(number, frame)
+
+
 def _with_a_reason(reason: str, *_: Any) -> None:
     raise TimeLimit(reason)
 
@@ -226,10 +231,11 @@ def _with_a_reason(reason: str, *_: Any) -> None:
         _LetsGo(),
         _Limits().method,
         _puts_another_in_its_place,
+        _says_it_otherwise,
         functools.partial(_with_a_reason, "late"),
         functools.partial(_LetsGo()),
     ],
-    ids=["object", "lets go", "method", "once", "partial", "partial of an object"],
+    ids=["object", "lets go", "method", "once", "in words", "partial", "partial of an object"],
 )
 def test_a_handler_of_any_kind_is_the_programs(handler: Any) -> None:
     guard, before = Guard(), signal.getsignal(signal.SIGUSR1)
@@ -417,10 +423,6 @@ def test_an_error_is_no_signals_for_a_decorator_that_its_handler_has_too(decorat
         signal.signal(signal.SIGUSR1, before)
 
 
-def _stops(*_: Any) -> None:
-    raise TimeLimit
-
-
 def _wraps_itself(*_: Any) -> None:
     raise TimeLimit
 
@@ -431,18 +433,14 @@ functools.update_wrapper(_wraps_itself, _wraps_itself)
 @pytest.mark.parametrize(
     ("handler", "called"),
     [
-        (_stops, lambda: _stops()),
-        (_stops, lambda: _stops("now")),
         (_Limits().method, lambda: _Limits().method(10, None)),
         (_LetsGo(), lambda: _LetsGo()(10, None)),
         (mock.Mock(), mock.Mock(side_effect=TimeLimit)),
-        (functools.partial(_stops, "late"), lambda: _stops("late")),
     ],
 )
-def test_what_a_handler_does_where_no_signal_called_it_is_no_interruption(
+def test_what_another_object_of_a_handlers_class_does_is_no_interruption(
     handler: Any, called: Callable[[], None]
 ) -> None:
-    """An object of the program's that is looked at may call it, or another method of the same code."""
     before = signal.signal(signal.SIGUSR1, handler)
     try:
         assert not is_interruption(_raised(called))

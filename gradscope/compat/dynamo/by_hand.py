@@ -21,6 +21,7 @@ from torch import nn
 
 from gradscope.compat.dynamo import DYNAMO
 from gradscope.compat.imports import once_imported
+from gradscope.compat.inductor import CONFIG
 from gradscope.compat.private import replaced
 
 _TRACING, _MODULES, _LAZY = f"{DYNAMO}.symbolic_convert", f"{DYNAMO}.variables.nn_module", f"{DYNAMO}.variables.lazy"
@@ -29,6 +30,16 @@ _READ = {
     _MODULES: ("record_nn_module_stack", "UnspecializedNNModuleVariable.get_nn_module_stack_source"),
     _LAZY: ("LazyVariableTracker.is_realized", "LazyVariableTracker.peek_value"),
 }
+_INDUCTOR = "inductor"  # the backend, by its name
+_PASSES = (
+    "pre_grad_custom_pass",
+    "joint_custom_pre_pass",
+    "joint_custom_post_pass",
+    "post_grad_custom_pre_pass",
+    "post_grad_custom_post_pass",
+    "_pre_fusion_custom_pass",
+    "_post_fusion_custom_pass",
+)
 _COMPILED = "L['self']"  # what torch calls the module that was compiled
 _CALLS = nn.Module.__init__.__code__.co_filename  # where modules are called
 
@@ -82,7 +93,7 @@ def _noting(tracing: Any, failed: Callable[[Exception], None]) -> AbstractContex
 def _around(parent: Any, function: Any, args: Any, kwargs: Any) -> AbstractContextManager[Any]:
     """What has torch note the module whose ``forward`` a function is, where it has noted no call of that."""
     called = getattr(function, "fn", None)
-    if type(called) is not FunctionType or parent.export:  # what is exported is the program's to read
+    if type(called) is not FunctionType or _is_read_by_the_program(parent):
         return nullcontext()
     first = args[0] if args else kwargs.get(next(iter(called.__code__.co_varnames), ""))
     module, source = _module(first)
@@ -93,6 +104,18 @@ def _around(parent: Any, function: Any, args: Any, kwargs: Any) -> AbstractConte
         return nullcontext()
     record: Callable[..., AbstractContextManager[Any]] = sys.modules[_MODULES].record_nn_module_stack
     return record(str(id(module)), source, parent, module)
+
+
+def _is_read_by_the_program(parent: Any) -> bool:
+    """Check that a graph goes to a program that may look at what is noted in it: an export, a backend or a pass."""
+    backend = parent.output.compiler_fn
+    given = getattr(getattr(backend, "_torchdynamo_orig_backend", backend), "config", {})
+    config = sys.modules.get(CONFIG)
+    return (
+        parent.export
+        or getattr(backend, "__name__", getattr(backend, "compiler_name", "")) != _INDUCTOR
+        or any((given.get(name) or getattr(config, name, None)) is not None for name in _PASSES)
+    )
 
 
 def _is_forward(function: FunctionType, module: nn.Module) -> bool:
