@@ -138,15 +138,21 @@ def tensors_in(value: Any, depth: int = 4) -> Iterator[torch.Tensor]:
 def _items(value: Any) -> list[Any]:
     """What a container holds, read by no code of its class's: that may compute, count, or draw random numbers."""
     kind = type(value)
-    for base, items in _READS.items():
-        if issubclass(kind, base):
-            return list(items(value))
-    bases = _BASES(kind)
-    names = {name for each in bases for name in _VARS(each).get("__dataclass_fields__", ())}
-    kept = [(name, held) for name, held in _attributes(value) if name in names] if names else []
-    if any(each is Mapping for each in bases):  # its items are in a dict, or are tensors of its own
-        kept += [(name, held) for name, held in _attributes(value) if issubclass(type(held), (dict, torch.Tensor))]
-    return [held for _, held in kept]
+    with IgnoringErrors():  # another thread may change it
+        for base, items in _READS.items():
+            if issubclass(kind, base):
+                return list(items(value))
+        bases = _BASES(kind)
+        fields = [_VARS(each).get("__dataclass_fields__") for each in bases]
+        names = frozenset(name for each in fields if type(each) is dict for name in each)
+        is_mapping = any(each is Mapping for each in bases)  # its items are in a dict, or are tensors of its own
+        if names or is_mapping:
+            return [
+                held
+                for name, held in _attributes(value)
+                if name in names or (is_mapping and issubclass(type(held), (dict, torch.Tensor)))
+            ]
+    return []
 
 
 _READS: dict[type, Callable[[Any], Iterable[Any]]] = {

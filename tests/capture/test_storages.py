@@ -257,6 +257,17 @@ class WithMore:
         self.dataset = [torch.ones(1)]
 
 
+@dataclass
+class Both(FromDataset):
+    """Its fields are what holds its items."""
+
+    _items: dict[str, Tensor]
+
+
+class Odd:
+    __dataclass_fields__ = 5
+
+
 class Stopped(Mapping[str, Any]):
     """As pytest and asyncio end what they run."""
 
@@ -298,6 +309,8 @@ def test_containers_are_read_and_asked_nothing() -> None:
     kept.__dict__ = _Kept(tensor=one)
     containers = [
         FromDataset(one),
+        Both({"x": one}),
+        Odd(),
         WithMore(one),
         Asked(),
         kept,
@@ -310,7 +323,7 @@ def test_containers_are_read_and_asked_nothing() -> None:
         Slotted(one),
         slotted,
     ]
-    assert list(tensors_in([*containers, one])) == [one, one, one, one, one, one, one, one, slotted.x, one]
+    assert list(tensors_in([*containers, one])) == [*[one] * 9, slotted.x, one]
     assert torch.equal(torch.get_rng_state(), before)
 
 
