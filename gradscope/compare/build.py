@@ -92,14 +92,14 @@ def _notes(spreads: Spreads) -> Iterator[str]:
     compiled = [
         name
         for spread, name in zip(spreads, ("before", "after"), strict=True)
-        if any(row.estimated_ns is not None for row in spread.run.layers)
+        if any(row.estimated_ns for row in spread.run.layers)
     ]
     if len(compiled) == 1:
         yield f"the run {compiled[0]} was compiled, the other was not: a part of its times is an estimate (est.)"
     whole = [
         name
         for spread, name in zip(spreads, ("before", "after"), strict=True)
-        if name not in compiled and is_compiled(spread.run)
+        if is_compiled(spread.run) and all(row.estimated_ns is None for row in spread.run.layers)
     ]
     if len(whole) == 1:
         yield (

@@ -16,8 +16,10 @@ from tests.ranks.test_merged import FAST, SLOW, rank
 
 
 def write(path: Path, number: int) -> Path:
-    path.write_text(to_json(rank(number, SLOW if number else FAST, 1 if number else 41)), encoding="utf-8")
-    return path
+    """Whole at once, as a rank writes its own."""
+    beside = path.with_suffix(".part")
+    beside.write_text(to_json(rank(number, SLOW if number else FAST, 1 if number else 41)), encoding="utf-8")
+    return beside.replace(path)
 
 
 def test_it_waits_until_all_have_written(tmp_path: Path) -> None:
