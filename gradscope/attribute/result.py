@@ -38,7 +38,7 @@ from gradscope.attribute.layer_columns import (
 from gradscope.attribute.nodes import OUTSIDE
 from gradscope.attribute.rows import BACKWARD_CATEGORIES, BoolColumn, Category, self_times
 from gradscope.attribute.survey import Notes, is_trained
-from gradscope.attribute.untold import BESIDE, WITHIN, uncounted, untold
+from gradscope.attribute.untold import BESIDE, NO_FORMULA, WITHIN, uncounted, untold
 from gradscope.attribute.waits import take_out_waits, without_process_group
 from gradscope.tables import (
     BEFORE_THE_TRACE,
@@ -162,16 +162,18 @@ def build_result(
         rows = without_flops(rows, beside | within)
     if compiled is not None:
         rows = with_estimates(rows, *estimated_ns(assigned, parts, len(rows)))
-        rows = with_graph_flops(rows, compiled.flops, compiled.uncounted | beside | within, len(assigned.steps))
+        unknown = compiled.uncounted | compiled.unknown | beside | within
+        rows = with_graph_flops(rows, compiled.flops, unknown, len(assigned.steps))
         rows = without_backward_flops(rows) if compiled.passes_untold else rows
         notes += compiled.notes()
+        notes += untold(len(compiled.unknown), why=NO_FORMULA)
         notes += untold(len(beside & {layer for layer, _ in compiled.flops}), why=BESIDE)
         notes += untold(len(within - beside) if not compiled.unmatched else 0, why=WITHIN)
     elif survey is not None and has_flops:
         without = [number for number, row in enumerate(rows) if row.calls and row.flops is None]
-        unknown = [number for number in without if survey.calls.get(number)]
-        notes += untold(len(without) - len(unknown))
-        notes += untold(len(unknown), why="torch has no formula for what they compute")
+        called = sum(bool(survey.calls.get(number)) for number in without)
+        notes += untold(len(without) - called)
+        notes += untold(called, why=NO_FORMULA)
 
     def by_origin(part: Contribution) -> list[Contribution]:
         return [part] if compiled is None else give_to_origins(assigned, [part], compiled)

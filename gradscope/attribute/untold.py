@@ -10,11 +10,12 @@ from gradscope.attribute.align_steps import Assigned
 from gradscope.attribute.cost_table import Contribution
 from gradscope.attribute.nodes import nearest
 from gradscope.attribute.rows import Category
-from gradscope.ops import ATEN_ATTENTION, ATEN_CONVOLUTIONS, ATEN_MATMULS
+from gradscope.ops import is_product
 from gradscope.tables import LayerRow, RowKind
 
 _UNSEEN = "the step that counts them saw no call of theirs"
 BESIDE = "in other measured steps than the one that counts them they ran uncompiled too, as in an evaluation"
+NO_FORMULA = "torch has no formula for what they compute"
 WITHIN = "torch does not tell what some kernels of theirs compute, in compiled code"
 
 
@@ -26,8 +27,7 @@ def uncounted(
     Returns:
         Those of what ran beside its graphs, and those of kernels in these whose nodes are not known.
     """
-    products = ATEN_MATMULS | ATEN_CONVOLUTIONS | {"aten::linear"}  # which has no row below it in inference mode
-    counted = np.array([name in products or name.startswith(ATEN_ATTENTION) for name in names])
+    counted = np.array([is_product(name) for name in names])
     found = set[int](), set[int]()
     for part in parts:
         if part.given is None:  # else a graph's, which counts its own

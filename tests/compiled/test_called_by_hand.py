@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from types import MethodType, SimpleNamespace
 
@@ -42,17 +41,6 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return x + self.inner.forward(x)
-
-
-@pytest.fixture
-def inductor() -> Iterator[None]:
-    """Inductor in this process alone, and its paths as before."""
-    paths = list(sys.path)
-    torch._dynamo.reset()
-    with config.patch(compile_threads=1):
-        yield
-    torch._dynamo.reset()
-    sys.path[:] = paths
 
 
 def measured(model: nn.Module, *, compiled: bool) -> RunData:

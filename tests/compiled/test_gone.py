@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -44,19 +43,6 @@ class Parts(nn.Module):
 
 
 FLOPS = {"a": (2 * 7 * 11**2, 2 * 7 * 11**2), "b": (2 * 3 * 11**2, 4 * 3 * 11**2)}
-
-
-@pytest.fixture
-def inductor() -> Iterator[None]:
-    """Inductor in this process alone, and its paths as before."""
-    from torch._inductor import config
-
-    paths = list(sys.path)
-    torch._dynamo.reset()
-    with config.patch(compile_threads=1):
-        yield
-    torch._dynamo.reset()
-    sys.path[:] = paths
 
 
 def measured(step: Callable[[int], None], model: nn.Module | None = None) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from gradscope.attribute.cost_table import Contribution
 from gradscope.attribute.nodes import OUTSIDE, nearest
 from gradscope.attribute.rows import INHERIT, BoolColumn, Category, Rows
 from gradscope.attribute.survey import NO_LINE
-from gradscope.ops import ZEROS_OF_UNUSED
+from gradscope.ops import ZEROS_OF_UNUSED, is_product
 from gradscope.tables import CompiledGraph, EventTable, IntColumn, RowKind
 
 _LAST = sys.maxsize
@@ -45,6 +45,7 @@ class CompiledTime:
         unmatched: how many of these ran other kernels than they were compiled to.
         flops: of the measured steps, by layer and whether in backward.
         uncounted: layers of graphs that ran with sizes that do not tell their operations.
+        unknown: layers of kernels that multiply matrices in a way that torch has no formula for.
         passes_untold: passes of compiled autograd ran operations of which nobody tells the layer.
         readers: of a run, by its number, the layer that ran it and its node's number, the layer and line that read each
             of its inputs: of several the first in forward; None where nothing does.
@@ -61,6 +62,7 @@ class CompiledTime:
     unmatched: int
     flops: Mapping[tuple[int, bool], int]
     uncounted: frozenset[int]
+    unknown: frozenset[int]
     passes_untold: bool
     readers: Mapping[tuple[int, int, int], tuple[tuple[int, int] | None, ...]]
 
@@ -155,8 +157,9 @@ def read_compiled(assigned: Assigned, graphs: Mapping[int, CompiledGraph], paths
     uncounted |= {
         caller if layer is None else layer for (_, caller, _), here in known.items() for layer in here.uncounted
     }
+    of_row = marked.of_row(assigned)
     return CompiledTime(
-        marked.of_row(assigned),
+        of_row,
         marked.of_activity,
         marked.begins,
         tuple(marked.kernels),
@@ -167,6 +170,7 @@ def read_compiled(assigned: Assigned, graphs: Mapping[int, CompiledGraph], paths
         unmatched,
         flops,
         frozenset(uncounted),
+        marked.without_formula(assigned, of_row) - uncounted,
         passes_untold,
         readers,
     )
@@ -210,6 +214,7 @@ class _Marked:
         self._places: list[int] = []
         self.kernels: list[tuple[Share, ...]] = []
         self.called: list[str] = []
+        self._counted: list[bool] = []  # of each kernel whether its operations are
         self.of_activity = np.full(count, -1)
         self.begins = np.zeros(count, bool)
 
@@ -218,7 +223,7 @@ class _Marked:
         for row, kernel in zip(rows, found, strict=bool(found)):
             if kernel >= 0 and known.shares[kernel]:
                 self._rows.append(row)
-                self._places.append(self._kernel(known.shares[kernel], ""))
+                self._places.append(self._kernel(known.shares[kernel], "", counted=known.work[kernel] > 0))
 
     def zeros(self, rows: Sequence[int], unused: Sequence[Share]) -> None:
         """These rows in front of one run make the gradients of its values that nobody used, in that order."""
@@ -244,9 +249,10 @@ class _Marked:
                 begun.add(new)
                 self.begins[activity] = True
 
-    def _kernel(self, shares: tuple[Share, ...], called: str) -> int:
+    def _kernel(self, shares: tuple[Share, ...], called: str, *, counted: bool = True) -> int:
         self.kernels.append(shares)
         self.called.append(called)
+        self._counted.append(counted)
         return len(self.kernels) - 1
 
     def of_row(self, assigned: Assigned) -> IntColumn:
@@ -254,6 +260,25 @@ class _Marked:
         marks = np.full(len(self._table), INHERIT, np.int64)
         marks[np.array(self._rows, np.int64)] = self._places
         return assigned.skeleton.levels.propagate(marks, -1).astype(np.int64)
+
+    def without_formula(self, assigned: Assigned, of_row: IntColumn) -> frozenset[int]:
+        """Layers of forward's kernels that ran products of matrices which nobody counted: of a library's operation.
+
+        Args:
+            of_row: what :meth:`of_row` gives.
+        """
+        names = assigned.skeleton.table.names
+        products = np.flatnonzero([is_product(name) for name in names])
+        rows = np.flatnonzero(np.isin(assigned.skeleton.table.name, products) & (of_row >= 0))
+        rows = rows[(assigned.steps.of_row[rows] >= 0) & ~assigned.skeleton.in_backward[rows]]
+        pairs = zip(of_row[rows].tolist(), assigned.rows.owner[rows].tolist(), strict=True)
+        found = {
+            caller if share.layer is None else share.layer
+            for kernel, caller in set(pairs)
+            if not self._counted[kernel]
+            for share in self.kernels[kernel]
+        }
+        return frozenset(found - {OUTSIDE})
 
 
 def with_phases(assigned: Assigned, graphs: Mapping[int, CompiledGraph]) -> Assigned:
