@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -43,9 +43,17 @@ def known_facts(capture: Capture, names: ModuleNames) -> StepFacts:
     return StepFacts(
         parameters=parameters,
         optimizers=tuple(capture.optimizers),
-        settings=capture.settings,
+        settings=_with_paths(capture.settings, names),
         graphs=_graphs_left(capture),
     )
+
+
+def _with_paths(settings: Mapping[str, Any], names: ModuleNames) -> dict[str, Any]:
+    """``settings`` with the paths of modules that torch.compile leaves alone, in place of their labels."""
+    compiled = dict(settings.get("compiled", {}))
+    rows = (names.rows[label] for label in compiled.get("left_alone", ()))
+    compiled["left_alone"] = [names.infos[row].path for row in rows if row >= 0]
+    return {**settings, "compiled": compiled}
 
 
 def _graphs_left(capture: Capture) -> int:

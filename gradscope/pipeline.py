@@ -19,12 +19,13 @@ from gradscope.attribute.memory.result import MemoryResult, read_memory
 from gradscope.attribute.result import Attribution, build_result
 from gradscope.attribute.rows import in_other_threads
 from gradscope.attribute.survey import Notes
+from gradscope.capture.compiler_watch import COMPILED_GRAPHS
 from gradscope.capture.guard import Guard
 from gradscope.capture.memory import Surroundings
 from gradscope.capture.model_steps import run_steps, seed_everything
 from gradscope.capture.naming import ModuleNames
 from gradscope.capture.result import Capture, SurveyStep
-from gradscope.capture.session import COMPILED_GRAPHS, Session
+from gradscope.capture.session import Session
 from gradscope.capture.state import preserved
 from gradscope.capture.training import StepFinder, StopRun, was_stopped
 from gradscope.diagnose.bounds import bounded
@@ -293,6 +294,7 @@ def _timed_result(
         has_flops=survey is not None and survey.has_flops,
         reducers=trace.reducers,
         graphs=compiled,
+        compiles=survey is not None and survey.compiles,
     )
 
 

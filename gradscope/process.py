@@ -101,6 +101,32 @@ def room_for_frames(more: int) -> Iterator[None]:
                 sys.setrecursionlimit(before)
 
 
+class RoomForCalls:
+    """Lets code recurse deeper where calls lie so deep in each other that the frames of hooks would be too many."""
+
+    _FIRST = 32  # calls; a program that never gets there has the depth that it set
+    _BESIDE = 101  # frames on top of all calls
+
+    def __init__(self, each: int = 2) -> None:
+        """``each``: frames to have room for at each call; fewer than it takes, else an endless recursion never ends."""
+        self.reached = self._FIRST  # calls in each other for which there is room
+        self._each = each
+        self._room = contextlib.ExitStack()
+
+    def make(self, depth: int) -> None:
+        """There are as many calls in each other now."""
+        more = self._BESIDE if self.reached == self._FIRST else 0
+        while self.reached < depth:
+            more += self._each * self.reached
+            self.reached *= 2
+        self._room.enter_context(room_for_frames(more))
+
+    def close(self) -> None:
+        """Have the depth again that the program set."""
+        self._room.close()
+        self.reached = self._FIRST
+
+
 @contextlib.contextmanager
 def stops_put_off() -> Iterator[None]:
     """Put off Ctrl-C and SIGTERM to the end of the block, so that what was measured can be read; only the first one.

@@ -38,7 +38,7 @@ from gradscope.attribute.layer_columns import (
 from gradscope.attribute.nodes import OUTSIDE
 from gradscope.attribute.rows import BACKWARD_CATEGORIES, BoolColumn, Category, self_times
 from gradscope.attribute.survey import Notes, is_trained
-from gradscope.attribute.untold import BESIDE, NO_FORMULA, WITHIN, uncounted, untold
+from gradscope.attribute.untold import BESIDE, EMPTY, NO_FORMULA, NO_FORMULA_OR_COMPILED, WITHIN, uncounted, untold
 from gradscope.attribute.waits import take_out_waits, without_process_group
 from gradscope.tables import (
     BEFORE_THE_TRACE,
@@ -115,6 +115,7 @@ def build_result(
     whole_device: bool = False,
     reducers: Sequence[ReducerInfo] = (),
     graphs: Mapping[int, CompiledGraph] | None = None,
+    compiles: bool = False,
 ) -> Attribution:
     """Group the rows of the timed trace into a report's tables.
 
@@ -126,6 +127,7 @@ def build_result(
         whole_device: the device's ledger counts every kernel of the trace, also those of steps that do not count.
         reducers: the models of DistributedDataParallel.
         graphs: that Inductor compiled, by number.
+        compiles: the program uses torch.compile, inside of whose functions the survey counts nothing.
     """
     assigned = with_phases(without_process_group(assigned), graphs or {})
     table = assigned.skeleton.table
@@ -171,9 +173,11 @@ def build_result(
         notes += untold(len(within - beside) if not compiled.unmatched else 0, why=WITHIN)
     elif survey is not None and has_flops:
         without = [number for number, row in enumerate(rows) if row.calls and row.flops is None]
-        called = sum(bool(survey.calls.get(number)) for number in without)
-        notes += untold(len(without) - called)
-        notes += untold(called, why=NO_FORMULA)
+        called = [number for number in without if survey.calls.get(number)]
+        empty = sum((number, int(Category.FORWARD)) in survey.flops for number in called)
+        notes += untold(len(without) - len(called))
+        notes += untold(empty, why=EMPTY)
+        notes += untold(len(called) - empty, why=NO_FORMULA_OR_COMPILED if compiles else NO_FORMULA)
 
     def by_origin(part: Contribution) -> list[Contribution]:
         return [part] if compiled is None else give_to_origins(assigned, [part], compiled)

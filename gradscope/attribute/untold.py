@@ -14,8 +14,13 @@ from gradscope.ops import is_product
 from gradscope.tables import LayerRow, RowKind
 
 _UNSEEN = "the step that counts them saw no call of theirs"
+EMPTY = "in the step that counts them they were given nothing to compute, as experts without tokens are"
 BESIDE = "in other measured steps than the one that counts them they ran uncompiled too, as in an evaluation"
 NO_FORMULA = "torch has no formula for what they compute"
+NO_FORMULA_OR_COMPILED = (
+    "they run inside of functions that torch.compile was given and Inductor did not compile, or torch has no formula "
+    "for what they compute"
+)
 WITHIN = "torch does not tell what some kernels of theirs compute, in compiled code"
 
 

@@ -6,6 +6,7 @@ import linecache
 import os
 import re
 from collections import defaultdict
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -60,8 +61,10 @@ def _whose(function: str, file: str, line: int) -> dict[str, str]:
     return {"function": function, "place": f"{local_path(file)}:{line}"}
 
 
-def compile_facts(log: CompileLog, watch: GraphWatch) -> dict[str, Any]:
+def compile_facts(log: CompileLog, watch: GraphWatch, left_alone: Sequence[int] = ()) -> dict[str, Any]:
     """What the rules are told.
+
+    ``left_alone``: modules of torch's own of which ``compile`` compiles nothing, by their labels;
 
     ``again``: functions that were compiled again, and in which step; a model of torch's own has no place;
     ``failed``: functions that could not be compiled, likewise;
@@ -116,6 +119,7 @@ def compile_facts(log: CompileLog, watch: GraphWatch) -> dict[str, Any]:
         "failed": failed,
         "limit": recompile_limit(),
         "breaks": breaks,
+        "left_alone": list(left_alone),
         "graphs": len(watch.graphs),
         "checkpointed": any(graph.is_checkpointed for graph in watch.graphs),
         "budget": min((watch.graphs[run.graph].budget for run in watch.runs), default=1.0),

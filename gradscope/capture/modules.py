@@ -164,6 +164,7 @@ class CallRecorder:
         self._spans = SpanRecorder(markers.CALL)
         self._stack = SpanStack()
         self._first_of = self.registry.callers.first_of
+        self._room = self.registry.room
         self._by_hand = ExitStack()  # see byhand.py
 
     @property
@@ -296,7 +297,7 @@ class CallRecorder:
         label = self.registry.get(module)
         if label is None or (label == NOBODYS and not calls):
             label = self.registry.label(module, [self.registry.living(number) for number, *_ in calls])
-        if not calls:
+        if not calls and label != NOBODYS:
             self.root = label
             self.roots[label] = None
             self.registry.note_root_call(label)
@@ -310,6 +311,8 @@ class CallRecorder:
         inside += perf_counter_ns() - opened
         # By id: a call that never returns holds nothing.
         calls.append((id(module), span, by_hand, inside, around + opened - began))
+        if len(calls) > self._room.reached:
+            self._room.make(len(calls))
 
     def _leave(self, module: nn.Module, _args: Any, _output: Any) -> None:
         if torch.compiler.is_compiling():

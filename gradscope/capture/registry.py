@@ -21,8 +21,8 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from gradscope.capture.callers import Callers
-from gradscope.compat import COMPILED_FROM, compiled_from
-from gradscope.process import objects_of
+from gradscope.compat import COMPILED_FROM, compiled_from, is_left_alone
+from gradscope.process import RoomForCalls, objects_of
 from gradscope.tensor_refs import tensor_ref
 from gradscope.tree import children_of, join, modules_of, named_modules_of, parameters_of
 
@@ -107,6 +107,7 @@ class ModuleRegistry:
         self.places: list[RegisteredPath] = []  # by label
         self.callers = Callers()  # of the modules
         self.step = 0  # told by the session: how many steps have ended
+        self.room = RoomForCalls()  # of the modules
         self.models: Callable[[], Iterable[nn.Module]] = tuple  # those that the user has named
         self._labels: dict[int, int] = {}  # id of a living module -> label
         self._guards: dict[int, weakref.ref[nn.Module]] = {}  # take the id out when the module dies
@@ -144,13 +145,18 @@ class ModuleRegistry:
             found = self._labels.get(id(module))
             if self._outlived(module):
                 found = self._nobodys(module)
-            if found is not None and (found != NOBODYS or callers):
+            if found is not None and (found != NOBODYS or callers or self._stands_for_another(module)):
                 return found
             if not callers:
                 # DataParallel calls its replicas in threads of their own.
                 original = self._original_of(module) if getattr(module, "_is_replica", False) else None
                 return self._add_root(module) if original is None else original
             return self._label_inner(module, [caller for caller in callers if caller is not None])
+
+    def _stands_for_another(self, module: nn.Module) -> bool:
+        """Check that torch.compile made it of a module with a place, as a checkpoint calls it again in backward."""
+        shown = compiled_from(module)
+        return shown is not module and self._labels.get(id(shown), NOBODYS) != NOBODYS
 
     def _outlived(self, module: nn.Module) -> bool:
         """A copy is made for one step. What is called in the next as well its holder keeps, in a plain list or dict."""
@@ -173,6 +179,11 @@ class ModuleRegistry:
         """The modules of all places that live now, and what torch.compile made of some; let go of the list soon."""
         found = (reference() for reference in (*(place.module for place in self.places), *self._compiled))
         return [module for module in found if module is not None]
+
+    def left_alone(self) -> list[int]:
+        """Labels of modules on which ``compile`` was called and of which torch compiles nothing."""
+        living = ((label, place.module()) for label, place in enumerate(self.places))
+        return [label for label, module in living if module is not None and is_left_alone(module)]
 
     def owners_of(self, tensor: Any) -> tuple[int, ...]:
         """Labels of the modules that hold a parameter now, in the order of the places; none for a loose tensor."""
@@ -384,21 +395,6 @@ class ModuleRegistry:
 def all_modules() -> list[nn.Module]:
     """Every module of the process."""
     return objects_of(nn.Module)
-
-
-def nested(modules: Iterable[nn.Module]) -> int:
-    """How many of the modules lie in each other, at most."""
-    levels: dict[int, int] = {}
-    for module in modules:
-        left = [(module, False)]
-        while left:
-            each, seen_below = left.pop()
-            if seen_below:
-                levels[id(each)] = 1 + max((levels.get(id(child), 0) for child in children_of(each)), default=0)
-            elif id(each) not in levels:
-                levels[id(each)] = 0  # where one holds itself
-                left += [(each, True), *((child, False) for child in children_of(each))]
-    return max(levels.values(), default=0)
 
 
 T = TypeVar("T")

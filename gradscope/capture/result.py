@@ -58,6 +58,7 @@ class SurveyStep:
     owners: Sequence[tuple[int, ...]]  # of each of them the labels of the modules that held it
     has_flops: bool
     has_shapes: bool = True
+    compiles: bool = False  # the program does: inside of its functions operations are not counted one by one
     table: EventTable | None = None
 
 

@@ -7,42 +7,32 @@ from __future__ import annotations
 
 import atexit
 import os
-import sys
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
-from functools import partial
+from contextlib import ExitStack, suppress
 
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from gradscope.capture.aside import FOLLOWING
 from gradscope.capture.backward import BackwardWatch
+from gradscope.capture.compiler_watch import COMPILED_GRAPHS, CompilerWatch
 from gradscope.capture.compiling import compile_facts
 from gradscope.capture.environment import rank_and_size
 from gradscope.capture.guard import Guard
 from gradscope.capture.memory import Surroundings
 from gradscope.capture.modes import letting_others_leave
 from gradscope.capture.phases import EventReader, Phase, Run, StepRecorder, plan
-from gradscope.capture.registry import all_modules, nested
 from gradscope.capture.result import Capture
-from gradscope.capture.survey import is_own, user_frame
+from gradscope.capture.survey import is_own
 from gradscope.compat import (
     CompiledSteps,
-    around_tracing,
-    following_dynamo,
     graph_task_id,
-    keep_eager,
-    noting_calls_by_hand,
     require_no_profiler,
     sequence_number,
     watch_profilers,
-    watching_dynamo,
-    watching_graphs,
 )
 from gradscope.errors import UsageError
-from gradscope.process import room_for_files, room_for_frames
+from gradscope.process import room_for_files
 from gradscope.tables import Options, Progress
 
 #: Steps in which the user's own profiler may run before nothing more is waited for.
@@ -50,11 +40,7 @@ MOST_GIVEN_WAY = 100
 #: Steps in which the program may interrupt a phase, before it is left out: each of them is lost to the program.
 MOST_INTERRUPTED = 3
 
-_DEPTH = "looking how deep modules lie"  # under which the guard notes an error
-# That a call of a module takes at most below hooks, and that a program and gradscope's own hooks take beside.
-_FRAMES, _FRAMES_BESIDE = 6, 300
 _KEEPING = "storing the names for the report"  # under which the guard notes an error
-_BY_HAND = "noting forward methods that compiled code calls by hand"
 
 
 class Session:
@@ -94,8 +80,7 @@ class Session:
         self._entered = False  # whether the current phase measures
         self._exits = ExitStack()  # of the current phase
         self._installed = ExitStack()
-        self._watching_compiler = ExitStack()
-        self._watch_again: Callable[[], None] = lambda: None
+        self._compiler = CompilerWatch(self.run, self._progress.busy)
         self._closed = False
         self._abandoned = False
         self._steps = CompiledSteps()
@@ -115,21 +100,11 @@ class Session:
         _claim(self)
         with ExitStack() as stack:  # of what is undone where the rest of this fails
             stack.callback(_release, self)
-            stack.enter_context(self.run.guard.around(_DEPTH, _room))
+            stack.callback(self.capture.registry.room.close)
             stack.enter_context(self.run.backward.installed())
             stack.enter_context(self.run.loaders.installed())
             stack.enter_context(watch_profilers(self._give_way, self._other_ended))
-            stack.callback(self._stop_watching)
-            compiling = self._watching_compiler
-            self._watch_again = compiling.enter_context(watching_dynamo(self._compiling, self._note_no_graphs))
-            ahead = partial(self.run.guard.around, FOLLOWING, self.run.aside.inside)
-            stack.enter_context(around_tracing(self._captures))
-            compiling.enter_context(following_dynamo(self._follow, ahead, self._captures, self._note_not_followed))
-            self.capture.compiled.owners_of = self.capture.registry.owners_of
-            self.capture.compiled.label_of = self.capture.registry.label_of
-            self.capture.compiled.frame = user_frame
-            compiling.enter_context(watching_graphs(self.capture.compiled, self._note_no_graphs))
-            compiling.enter_context(noting_calls_by_hand(partial(self.run.guard.note, _BY_HAND)))
+            self._compiler.begin(stack)
             stack.enter_context(letting_others_leave(is_own))
             stack.callback(self.run.sampler.stop)
             stack.callback(self.run.line_mode.release)
@@ -222,9 +197,7 @@ class Session:
         self.capture.steps_done += 1
         self.capture.ranks = self.capture.ranks or rank_and_size()
         self.capture.registry.step = self.capture.steps_done
-        with self.run.guard.over(FOLLOWING):
-            self.run.compile_log.end_step(self.capture.steps_done)
-            self.run.hooks_aside.step()
+        self._compiler.end_step(self.capture.steps_done)
         phase = self._phases[self._number]
         began, self._began = self._began, False
         if phase.undisturbed and self._is_disturbed():
@@ -293,7 +266,7 @@ class Session:
         """Undo everything; what was measured so far stays in :attr:`capture`."""
         if self._closed:
             return
-        self._closed = True
+        self._closed = self._compiler.closed = True
         self.capture.steps_needed = sum(phase.steps_in_all() for phase in self._phases)
         try:
             with room_for_files():
@@ -305,7 +278,7 @@ class Session:
             with self.run.guard.over(_KEEPING):
                 self.capture.hold()
             with self.run.guard.over(COMPILED_GRAPHS):
-                facts = compile_facts(self.run.compile_log, self.capture.compiled)
+                facts = compile_facts(self.run.compile_log, self.capture.compiled, self.capture.registry.left_alone())
                 self.capture.settings = {**self.capture.settings, "compiled": facts}
             self._steps.take()
             with self.run.guard.over(_KEEPING):
@@ -318,7 +291,7 @@ class Session:
 
     def abandon(self) -> None:
         """Let go in a process that was forked: no profiler runs here, and what was measured is the parent's."""
-        self._closed = self._abandoned = True
+        self._closed = self._compiler.closed = self._abandoned = True
         self.run.profiler = None
         for stack in (self._exits, self._installed):
             self.run.guard.close("leaving a forked process", stack)
@@ -337,7 +310,7 @@ class Session:
         if self._number == len(self._phases):
             self.finished = True
             # A program that runs on compiles what is left of it as without gradscope.
-            self._stop_watching()
+            self._compiler.stop()
             with self.run.guard.over(_KEEPING):
                 self.capture.hold()
             return
@@ -345,13 +318,6 @@ class Session:
         self._progress.phase(phase.name, phase.steps)
         if not (phase.undisturbed and self._is_disturbed()):
             self._enter()
-
-    def _stop_watching(self) -> None:
-        """Leave Dynamo and Inductor alone, unless a thread still has something of ours on: see :meth:`_follow`."""
-        with self.run.guard.over(FOLLOWING):
-            if not self.run.aside.close():
-                return
-        self.run.guard.close(COMPILED_GRAPHS, self._watching_compiler)
 
     def _fits(self, phase: Phase) -> bool:
         with self.run.guard.over(phase.name):
@@ -418,45 +384,6 @@ class Session:
 
     # -- the user's own profiler ---------------------------------------------------------------------------------------
 
-    def _compiling(self, begins: bool) -> None:
-        self.run.has_compiled |= begins
-        self.run.compilations += begins
-        with self.run.guard.over(FOLLOWING):
-            self.run.aside.compiling(begins)
-            (self.run.compile_log.begin if begins else self.run.compile_log.collect)()
-            if self.run.compile_log.tells_of_hooks():
-                self.run.hooks_aside.are_read()
-            self.run.hooks_aside.compiling(begins)
-        if not self._closed:
-            self._progress.busy("compiling" if begins else "")
-
-    def _follow(self, entered: bool, thread: int) -> None:
-        try:
-            if entered:
-                self._watch_again()
-            self.run.aside.follow(entered, thread)
-            self.run.hooks_aside.follow(entered, thread)
-            if self._closed and self.run.aside.close():
-                self._watching_compiler.close()  # another thread has closed the session
-        except Exception as error:
-            self._note_not_followed(error)
-
-    @contextmanager
-    def _captures(self) -> Iterator[None]:
-        """While Dynamo captures a module whole, for export say: it looks at hooks, modes and classes."""
-        with self.run.hooks_aside.away(), self.run.guard.around(FOLLOWING, self.run.aside.inside):
-            yield
-
-    def _note_not_followed(self, error: Exception) -> None:
-        self.run.follows_dynamo = False
-        self.run.aside.close()
-        self.run.guard.note(FOLLOWING, error)
-        if self._closed:  # nothing else would close it
-            self.run.guard.close(COMPILED_GRAPHS, self._watching_compiler)
-
-    def _note_no_graphs(self, error: Exception) -> None:
-        self.run.guard.note(COMPILED_GRAPHS, error)
-
     def _is_disturbed(self) -> bool:
         disturbed = self._disturbed or self._others > 0
         self._disturbed = self._others > 0
@@ -481,23 +408,10 @@ class Session:
         self._others = 0
 
 
-keep_eager(Session._follow)  # where the run began inside of a compiled function
-
-COMPILED_GRAPHS = "reading compiled graphs"  # under which the guard notes an error
-
-
 # -- one at a time -----------------------------------------------------------------------------------------------------
 
 _current: weakref.ref[Session] | None = None
 _lock = threading.Lock()
-
-
-def _room() -> AbstractContextManager[None]:
-    """For the frames that hooks add, where modules lie so deep in each other that Python's limit is near."""
-    depth = nested(all_modules())
-    if depth * _FRAMES + _FRAMES_BESIDE < sys.getrecursionlimit():
-        return nullcontext()
-    return room_for_frames(2 * depth + 101)
 
 
 def _claim(session: Session) -> None:

@@ -87,12 +87,13 @@ def test_products_that_nobody_counted_are_beside_a_graph_or_in_it(
     assert uncounted(assigned, [own], names, layers) == tuple(map(frozenset, expected))
 
 
+@pytest.mark.parametrize("product", ["aten::mm", "aten::matmul", "aten::_grouped_mm"])
 @pytest.mark.parametrize("counted", [False, True])
-def test_products_in_a_kernel_that_torch_has_no_formula_for_are_not_none(counted: bool) -> None:
+def test_products_in_a_kernel_that_torch_has_no_formula_for_are_not_none(counted: bool, product: str) -> None:
     """An operation of a library's own, in forward; what backward runs of it does not say what forward computes."""
     nodes = {"x": fused(-1), "p": fused(AX, "x", again=True, flops=8 if counted else 0), "q": fused(B, flops=5)}
     inside = [Row(RowKind.GRAPH, 10, 90, GRAPH, argument=0), Row(RowKind.OP, 10, 40, "own::mm")]
-    rows = [*inside, Row(RowKind.OP, 20, 30, "aten::mm"), *backward(1000, 5, ("own::b", 40), number=1)]
+    rows = [*inside, Row(RowKind.OP, 20, 30, product), *backward(1000, 5, ("own::b", 40), number=1)]
     second = graph({"r": fused(B)}, **{"own.b.default": "r"})
     found = run(
         {0: graph(nodes, **{"own.mm.default": "p"}), 1: second}, *rows, Row(RowKind.OP, 1010, 1020, "aten::bmm")

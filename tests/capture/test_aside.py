@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from threading import get_ident
 from typing import Any
 
@@ -194,3 +195,62 @@ def test_a_thread_that_has_the_ident_of_one_that_was_inside_is_not(aside: Aside)
     thread.join()
     assert idents == [True]
     assert thread.ident not in aside._entered
+
+
+class _Other:
+    """Another thread, which does one thing after the other as it is told."""
+
+    def __init__(self, *work: Callable[[], object]) -> None:
+        self._work = iter(work)
+        self.found: list[object] = []
+
+    def __enter__(self) -> _Other:
+        self._asked, self._done = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+        return self
+
+    def next(self) -> object:
+        self._asked.set()
+        assert self._done.wait(10)
+        self._done.clear()
+        return self.found[-1]
+
+    def __exit__(self, *_: object) -> None:
+        self._thread.join()
+
+    def _run(self) -> None:
+        for each in self._work:
+            self._asked.wait(10)
+            self._asked.clear()
+            self.found.append(each())
+            self._done.set()
+
+
+def test_what_one_thread_had_on_is_not_put_on_another(aside: Aside, ours: list[Any]) -> None:
+    """Whichever thread tells that nothing is compiled any more."""
+
+    def begin() -> list[Any]:
+        aside.enter(ours[0])
+        aside.compiling(True)
+        return function_modes()
+
+    def goes_on() -> list[Any]:
+        aside.follow(False, get_ident())
+        found = function_modes()
+        aside.leave(ours[0])
+        return found
+
+    with _Other(begin, goes_on) as other:
+        assert other.next() == []
+        aside.compiling(False)
+        assert function_modes() == []
+        assert other.next() == [ours[0]]
+
+
+def test_it_is_not_closed_while_another_thread_has_a_mode_on(aside: Aside, ours: list[Any]) -> None:
+    with _Other(lambda: aside.enter(ours[0]), lambda: aside.leave(ours[0])) as other:
+        other.next()
+        closed = aside.close()
+        other.next()
+    assert not closed and aside.close()

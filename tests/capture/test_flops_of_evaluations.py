@@ -182,3 +182,38 @@ def test_a_layer_that_torch_cannot_count_is_told_so() -> None:
     assert rows["second"].flops is None and rows["first"].flops
     (note,) = [note for note in prof.report.data.notes if "FLOPs" in note]
     assert note.endswith("torch has no formula for what they compute")
+
+
+@pytest.mark.skipif(tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 14), reason="this torch compiles it")
+def test_a_layer_that_compile_left_alone_is_not_put_down_to_a_formula() -> None:
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH))
+    model[0].compile(backend="eager")
+    x = torch.randn(ROWS, WIDTH)
+    with gradscope.profiling(model, steps=2, warmup=1) as prof:
+        while True:
+            model(x).sum().backward()
+            if prof.step():
+                break
+    torch._dynamo.reset()
+    (finding,) = [each for each in prof.report.data.findings if each.rule == "compile-failed"]
+    assert finding.layers == ("0",)
+    rows = {row.path: row for row in prof.report.data.layers}
+    assert rows["0"].flops is None and rows["1"].flops
+    (note,) = [note for note in prof.report.data.notes if "FLOPs of 1 layer" in note]
+    assert any("of which .compile() compiles nothing" in note for note in prof.report.data.notes)
+    assert "they run inside of functions that torch.compile was given" in note
+
+
+def test_a_layer_that_is_given_nothing_is_not_put_down_to_a_formula() -> None:
+    """As an expert without tokens: how much it computes in other steps nobody knows."""
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH))
+    x = torch.randn(ROWS, WIDTH)
+    with gradscope.profiling(model, steps=2, warmup=1) as prof:
+        while True:
+            (model[0](x).sum() + model[1](x[:0]).sum()).backward()
+            if prof.step():
+                break
+    rows = {row.path: row for row in prof.report.data.layers}
+    assert rows["1"].flops is None and rows["0"].flops
+    (note,) = [note for note in prof.report.data.notes if "FLOPs of 1 layer" in note]
+    assert "given nothing to compute" in note

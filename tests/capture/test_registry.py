@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from gradscope.capture.modules import CallRecorder
 from gradscope.capture.naming import name_called
@@ -213,3 +214,48 @@ def test_whose_copy_a_module_is_must_be_plain(asked: Any, path: str | None) -> N
         model(X)
         label = registry.get(model.called[0])
         assert label is not None and (None if label == NOBODYS else registry.places[label].path) == path
+
+
+class _Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.sin(self.inner(x))
+
+
+class _Listed(nn.Module):
+    """What torch.compile made of its blocks is in a plain list, and a checkpoint calls it again in backward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(_Block() for _ in range(2))
+        self.compiled = [torch.compile(block, backend="eager") for block in self.blocks]
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.compiled:
+            x = checkpoint(block, x, use_reentrant=False)
+        return x
+
+
+def test_what_is_made_of_a_block_is_no_model_where_a_checkpoint_calls_it_again() -> None:
+    registry, model = ModuleRegistry(), _Listed()
+    recorder = CallRecorder(registry=registry)
+    with recorder.recording(), torch.compiler.set_stance("force_eager"):
+        for _ in range(3):
+            model(X).sum().backward()
+    calls = [registry.places[label].path for label in recorder.table().label.tolist() if label != NOBODYS]
+    assert recorder.roots.keys() == {registry.get(model)}
+    assert calls.count("blocks.0") == calls.count("blocks.1") == 6  # each forward, and again in backward
+
+
+def test_layers_of_torchs_own_are_left_alone_where_compile_was_called_on_them() -> None:
+    registry = ModuleRegistry()
+    model = nn.Sequential(nn.Sequential(nn.Linear(4, 4)), _Block(), nn.Linear(4, 4))
+    for each in model[:2]:
+        each.compile(backend="eager")
+    with CallRecorder(registry=registry).recording(), torch.compiler.set_stance("force_eager"):
+        model(X)
+    before = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 14)  # which compiles them
+    assert [registry.places[label].path for label in registry.left_alone()] == (["0"] if before else [])

@@ -16,8 +16,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
 from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
 
-from gradscope.capture.storages import StorageReader, sizes_of, tensors_in
+from gradscope.capture.storages import GraphReader, StorageReader, sizes_of, tensors_in
 from tests.memory.measuring import in_a_loop, memory_of
 from tests.process_group import alone
 
@@ -361,3 +362,33 @@ def test_meta_tensors_in_a_step() -> None:
 
     data = in_a_loop(model, step)
     assert memory_of(data).peak_bytes > 0 and not [note for note in data.notes if "could not" in note]
+
+
+@dataclass
+class _Given:
+    x: object
+
+
+class _Below(_Given):
+    """Without a decorator of its own."""
+
+
+def test_fields_are_those_of_the_classes_above_too() -> None:
+    held = torch.ones(2)
+    assert list(tensors_in(_Below(held))) == [held]
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_what_a_checkpoint_keeps_is_of_its_last_node_in_whatever_order_they_are_walked(order: int) -> None:
+    first, second = nn.Linear(4, 4), nn.Linear(4, 4)
+    x = torch.randn(2, 4, requires_grad=True)
+    y = checkpoint(lambda x: second(first(x).relu()), x, use_reentrant=False)
+    nodes: list[Any] = []
+    left = [y.grad_fn]
+    while left:
+        node = left.pop()
+        if node is not None and node not in nodes:
+            nodes.append(node)
+            left += [each for each, _ in node.next_functions]
+    kept = [each.sequence for each in GraphReader().kept_by(nodes[::order]) if each.node == "checkpoint"]
+    assert kept and set(kept) == {y.grad_fn._sequence_nr()}

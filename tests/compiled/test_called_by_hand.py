@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from types import MethodType, SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._dynamo.backends.inductor import inductor as inductor_backend
 from torch._dynamo.symbolic_convert import InliningInstructionTranslator
+from torch._functorch import config as functorch_config
 from torch._inductor import config
 
 import gradscope
@@ -283,14 +287,44 @@ def test_what_the_program_may_read_is_as_torch_has_it() -> None:
     model = Block()
     assert owners(model, model)["tanh"] == ["inner"]
     assert owners(model, model, "programs")["tanh"] == [""]
-    with config.patch(joint_custom_post_pass=print):
-        assert owners(model, model)["tanh"] == [""]
-    options = SimpleNamespace(config={"post_grad_custom_pre_pass": print})
-    for backend, reads in ((options, True), (SimpleNamespace(config={}), False)):
-        wrapped = SimpleNamespace(__name__="inductor", _torchdynamo_orig_backend=backend)
-        output = SimpleNamespace(compiler_fn=wrapped)
-        assert _is_read_by_the_program(SimpleNamespace(output=output, export=False)) is reads
-        assert _is_read_by_the_program(SimpleNamespace(output=output, export=True))
+    for changed in (
+        config.patch(joint_custom_post_pass=print),
+        config.patch(custom_partitioner_fn=print),
+        config.patch(reorder_for_compute_comm_overlap_passes=["sink_waits", print]),
+        functorch_config.patch(joint_custom_pass=print),
+    ):
+        with changed:
+            assert owners(model, model)["tanh"] == [""]
+    assert owners(model, model)["tanh"] == ["inner"]
+
+
+class _Own(torch._TorchCompileInductorWrapper):
+    """A program's, that looks at the graph first."""
+
+
+def _named(*_: object) -> None:
+    """A program's, called as torch's is."""
+
+
+_named.__name__ = "inductor"
+
+
+@pytest.mark.parametrize(
+    ("backend", "reads"),
+    [
+        (torch._TorchCompileInductorWrapper(None, None, None), False),
+        (torch._TorchCompileInductorWrapper(None, {"post_grad_custom_pre_pass": print}, None), True),
+        (inductor_backend, False),
+        (_Own(None, None, None), True),
+        (_named, True),
+    ],
+    ids=["torch's", "with a pass", "by torch's function", "the program's class", "the program's function"],
+)
+def test_whose_a_backend_is(backend: Any, reads: bool) -> None:
+    wrapped = SimpleNamespace(__name__="inductor", _torchdynamo_orig_backend=backend)
+    output = SimpleNamespace(compiler_fn=wrapped)
+    assert _is_read_by_the_program(SimpleNamespace(output=output, export=False)) is reads
+    assert _is_read_by_the_program(SimpleNamespace(output=output, export=True))
 
 
 def test_a_function_that_is_compiled_is_no_module_whatever_it_calls_its_argument() -> None:
@@ -326,3 +360,28 @@ def test_a_call_is_noted_of_graphs_whose_nodes_are_from_no_line() -> None:
 
 def vars_of(node: NodeNote) -> dict[str, object]:
     return {name: getattr(node, name) for name in NodeNote.__dataclass_fields__}
+
+
+def _deep(x: Tensor, depth: int) -> Tensor:
+    return x + 1 if depth == 0 else _deep(x, depth - 1)
+
+
+def _compiles(depth: int) -> bool:
+    torch._dynamo.reset()
+    try:
+        torch.compile(lambda x: _deep(x, depth), backend="eager", fullgraph=True)(torch.ones(2))
+    except Exception:
+        return False
+    return True
+
+
+def test_functions_are_inlined_as_deep_as_alone(inductor: None) -> None:
+    """The frame that is added at each is room that Dynamo lacks."""
+    deepest, before = 40, sys.getrecursionlimit()
+    while _compiles(deepest + 4):
+        deepest += 4
+    errors: list[Exception] = []
+    with noting_calls_by_hand(errors.append):
+        assert _compiles(deepest)
+        assert not _compiles(100_000)
+    assert not errors and sys.getrecursionlimit() == before

@@ -20,7 +20,6 @@ from torch import nn
 
 import gradscope
 from gradscope.capture.environment import describe_environment
-from gradscope.capture.registry import nested
 from gradscope.process import room_for_files, room_for_frames
 
 _LEAKS = """
@@ -184,10 +183,52 @@ def test_the_depth_that_a_program_allows_itself_is_kept(programs: int | None) ->
         sys.setrecursionlimit(before)
 
 
-def test_modules_are_counted_as_deep_as_they_lie() -> None:
-    shared = _Nest(_Nest(nn.Linear(1, 1)))
-    loop = _Nest(nn.Linear(1, 1))
-    loop.again = loop
-    assert nested([]) == 0 and nested([nn.Linear(1, 1)]) == 1
-    assert nested([shared, nn.Sequential(shared, _Nest(shared)), nn.ReLU()]) == 5
-    assert nested([loop]) == 2
+class _Tree(nn.Module):
+    """Calls itself: one module, and calls as deep as the program asks for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor, depth: int) -> torch.Tensor:
+        return self.linear(x if depth == 0 else self(x, depth - 1))  # type: ignore[no-any-return]
+
+
+def _deepest(model: nn.Module) -> int:
+    depth = 10
+    while _runs_at(model, depth + 5):
+        depth += 5
+    return depth
+
+
+def _runs_at(model: nn.Module, depth: int) -> bool:
+    try:
+        model(torch.ones(2, 4), depth)
+    except RecursionError:
+        return False
+    return True
+
+
+def test_a_module_calls_itself_as_deep_as_it_may_alone() -> None:
+    model, before = _Tree(), sys.getrecursionlimit()
+    depth, limits = _deepest(model), set()
+    with gradscope.profiling(model, steps=2, warmup=1) as prof:
+        while True:
+            model(torch.ones(2, 4), depth).sum().backward()
+            limits.add(sys.getrecursionlimit())
+            if prof.step():
+                break
+    assert limits != {before} and sys.getrecursionlimit() == before
+    assert not [note for note in prof.report.data.notes if "failed" in note]
+
+
+@pytest.mark.filterwarnings("ignore:global module forward hook with:UserWarning")  # torch's, of our hooks at the end
+def test_a_recursion_without_an_end_has_one() -> None:
+    model, reached = _Tree(), 0
+    with gradscope.profiling(model, steps=2, warmup=1) as prof:
+        while True:
+            model(torch.ones(2, 4), 1).sum().backward()
+            reached += not _runs_at(model, 1_000_000)
+            if prof.step():
+                break
+    assert reached > 3

@@ -37,6 +37,10 @@ _FAILED = (
     "inside of functions on which torch.compile fails (see compile-failed), which run as they were written, there are "
     "no source lines and no FLOPs"
 )
+_LEFT_ALONE = (
+    "inside of layers of torch's own of which .compile() compiles nothing (see compile-failed), there are no source "
+    "lines and no FLOPs"
+)
 _WITHOUT_GRAPHS = (
     "the program uses torch.compile, but gradscope saw Inductor compile nothing: it was compiled before, or by another "
     "backend, or ahead of time. Its graphs are a row each, and source lines and FLOPs were not measured"
@@ -136,6 +140,7 @@ class Survey(Phase):
             return [_NOT_FOLLOWED if self.run.capture.compiled.graphs else _WITHOUT_GRAPHS]
         log = self.run.compile_log
         found = [_FAILED] if any(log.failures()) else []
+        found += [_LEFT_ALONE] if self.run.capture.registry.left_alone() else []
         if breaks_in_models(log):
             found.append(_BROKEN_BESIDE_HOOKS if self.run.hooks_aside.is_guarded else _BROKEN)
         return found
@@ -175,6 +180,7 @@ class Survey(Phase):
             owners=self._graph.owners,
             has_flops=self._has_flops,
             has_shapes=self._shapes,
+            compiles=self.run.uses_compile(),
         )
         if self.run.reader is not None:
             survey.table = self.run.reader.surveyed(self._profiler, shapes=survey.has_shapes, flops=survey.has_flops)

@@ -17,12 +17,14 @@ from operator import attrgetter
 from types import FunctionType
 from typing import Any
 
+import torch
 from torch import nn
 
 from gradscope.compat.dynamo import DYNAMO
 from gradscope.compat.imports import once_imported
 from gradscope.compat.inductor import CONFIG
 from gradscope.compat.private import replaced
+from gradscope.process import RoomForCalls
 
 _TRACING, _MODULES, _LAZY = f"{DYNAMO}.symbolic_convert", f"{DYNAMO}.variables.nn_module", f"{DYNAMO}.variables.lazy"
 _READ = {
@@ -31,6 +33,7 @@ _READ = {
     _LAZY: ("LazyVariableTracker.is_realized", "LazyVariableTracker.peek_value"),
 }
 _INDUCTOR = "inductor"  # the backend, by its name
+_FUNCTORCH = "torch._functorch.config"
 _PASSES = (
     "pre_grad_custom_pass",
     "joint_custom_pre_pass",
@@ -39,7 +42,10 @@ _PASSES = (
     "post_grad_custom_post_pass",
     "_pre_fusion_custom_pass",
     "_post_fusion_custom_pass",
+    "custom_partitioner_fn",
 )
+_JOINT = "joint_custom_pass"  # of AOTAutograd
+_ORDERING = "reorder_for_compute_comm_overlap_passes"  # torch's own by their names
 _COMPILED = "L['self']"  # what torch calls the module that was compiled
 _CALLS = nn.Module.__init__.__code__.co_filename  # where modules are called
 
@@ -74,20 +80,35 @@ def noting_calls_by_hand(failed: Callable[[Exception], None]) -> Iterator[None]:
             yield
 
 
-def _noting(tracing: Any, failed: Callable[[Exception], None]) -> AbstractContextManager[None]:
+@contextmanager
+def _noting(tracing: Any, failed: Callable[[Exception], None]) -> Iterator[None]:
     kind = tracing.InliningInstructionTranslator
     original = kind.inline_call  # bound to the class that it is called on: no other overrides it
+    # Of all threads: Dynamo lets one trace at a time. It compares names as deep as modules lie, a few frames each, and
+    # once more behind the last call.
+    room, depth = RoomForCalls(8), 0
 
     def inline_call(parent: Any, function: Any, args: Any, kwargs: Any, **more: Any) -> Any:
+        nonlocal depth
         told: AbstractContextManager[Any] = nullcontext()
         try:
             told = _around(parent, function, args, kwargs)
         except Exception as error:
             failed(error)
-        with told:
-            return original(parent, function, args, kwargs, **more)
+        depth += 1
+        try:
+            if depth > room.reached:
+                room.make(depth)
+            with told:
+                return original(parent, function, args, kwargs, **more)
+        finally:
+            depth -= 1
 
-    return replaced(kind, "inline_call", staticmethod(inline_call))
+    try:
+        with replaced(kind, "inline_call", staticmethod(inline_call)):
+            yield
+    finally:
+        room.close()
 
 
 def _around(parent: Any, function: Any, args: Any, kwargs: Any) -> AbstractContextManager[Any]:
@@ -109,13 +130,25 @@ def _around(parent: Any, function: Any, args: Any, kwargs: Any) -> AbstractConte
 def _is_read_by_the_program(parent: Any) -> bool:
     """Check that a graph goes to a program that may look at what is noted in it: an export, a backend or a pass."""
     backend = parent.output.compiler_fn
-    given = getattr(getattr(backend, "_torchdynamo_orig_backend", backend), "config", {})
-    config = sys.modules.get(CONFIG)
+    backend = getattr(backend, "_torchdynamo_orig_backend", backend)
+    given, config = getattr(backend, "config", {}), sys.modules.get(CONFIG)
+
+    def setting(name: str) -> Any:
+        return given.get(name) or getattr(config, name, None)
+
     return (
         parent.export
-        or getattr(backend, "__name__", getattr(backend, "compiler_name", "")) != _INDUCTOR
-        or any((given.get(name) or getattr(config, name, None)) is not None for name in _PASSES)
+        or not _is_inductor(backend)
+        or any(setting(name) is not None for name in _PASSES)
+        or any(map(callable, setting(_ORDERING) or ()))
+        or getattr(sys.modules.get(_FUNCTORCH), _JOINT, None) is not None
     )
+
+
+def _is_inductor(backend: Any) -> bool:
+    """Check that it is torch's own, and no function or class of the program's by that name."""
+    name = getattr(backend, "__name__", getattr(backend, "compiler_name", ""))
+    return name == _INDUCTOR and backend.__module__.partition(".")[0] == torch.__name__
 
 
 def _is_forward(function: FunctionType, module: nn.Module) -> bool:

@@ -6,22 +6,37 @@ import sys
 from types import CodeType, FunctionType
 from typing import Any
 
+import torch
 from torch import nn
 
 from gradscope.compat.dynamo import DYNAMO
 
+_TORCH = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
+_LAYERS = "torch.nn."  # so the names of modules begin that have torch's own layers
 COMPILED_FROM = "_orig_mod"  # the name under which what torch.compile made of a module has that module
 
 
 def compiled_frames() -> int:
     """Frames that Dynamo has looked at so far; 0 where it was never loaded."""
     utils = sys.modules.get(f"{DYNAMO}.utils")
-    return int(utils.counters["frames"]["total"]) if utils is not None else 0
+    counted = utils.counters.get("frames", {}) if utils is not None else {}  # by key it would be there afterwards
+    return int(counted.get("total", 0))
 
 
 def is_compiled_module(module: nn.Module) -> bool:
     """Check that ``module.compile()`` was called, or that it is what ``torch.compile`` made of a module."""
     return module._compiled_call_impl is not None or hasattr(module, COMPILED_FROM)
+
+
+def is_left_alone(module: nn.Module) -> bool:
+    """Check that ``module.compile()`` was called, of which Dynamo compiles nothing.
+
+    Before torch 2.14 it leaves functions of torch's own alone where these are what is to be compiled; of what
+    ``torch.compile`` makes of a module it compiles them.
+    """
+    if _TORCH >= (2, 14) or module._compiled_call_impl is None:
+        return False
+    return all(type(each).__module__.startswith(_LAYERS) for each in module.modules())
 
 
 def compiled_from(module: nn.Module) -> nn.Module:

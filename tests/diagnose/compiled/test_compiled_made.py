@@ -346,3 +346,13 @@ def test_other_models_of_torchs_own_are_not_one_that_is_compiled_again() -> None
 
     again = compiling.compile_facts(OfTorch(), GraphWatch())["again"]  # type: ignore[arg-type]
     assert [each["reason"] for each in again] == [ROWS]
+
+
+def test_layers_of_torchs_own_on_which_compile_was_called() -> None:
+    case = made_case(device="cpu", compiled={"again": (), "breaks": (), "left_alone": ["blocks.0", "head"]})
+    layers = tuple(layer(path, 0, 0) for path in ("blocks.0", "blocks.1", "head"))
+    case = replace(case, run=replace(case.run, layers=layers))
+    (finding,) = RULES["compile-failed"].find(case)
+    check_words(finding)
+    assert finding.layers == ("blocks.0", "head") and finding.message == "compile() compiles nothing of blocks.0, head"
+    assert finding.code == "model.blocks[0] = torch.compile(model.blocks[0])  # for model.blocks[0].compile()"

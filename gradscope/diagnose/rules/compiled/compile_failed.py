@@ -1,11 +1,13 @@
-"""torch.compile failed to compile a function, and the program goes on with it as it was written.
+"""torch.compile failed to compile a function, or compiles nothing of it, and it runs as it was written.
 
 Example::
 
     torch._dynamo.config.suppress_errors = True  # an error while it compiles is a line in the log
+    nn.TransformerEncoderLayer(512, 8).compile()  # before torch 2.14 this does nothing, without a word
 
 Pattern: functions of which Dynamo has noted that their backend, or Dynamo itself, raised; not those that are left as
-they are for a break, or for the number of their versions.
+they are for a break, or for the number of their versions; and layers all of whose code is torch's own on which
+``compile`` was called, which Dynamo leaves alone where they are not inside of something else that it compiles.
 Evidence: the error as torch tells it.
 Estimate: none. What compiled code would take is known only once it compiles.
 
@@ -17,7 +19,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 
-from gradscope.diagnose.case import Case, Rule
+from gradscope.diagnose.case import Case, Rule, first
 from gradscope.diagnose.compiled import facts_of
 from gradscope.diagnose.findings import make_finding, several
 from gradscope.tables import Finding
@@ -26,7 +28,7 @@ _LONGEST = 200  # characters of an error
 
 
 def find(case: Case) -> Iterator[Finding]:
-    """Yield a finding for each function."""
+    """Yield a finding for each function, and one for all layers that are left alone."""
     functions: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
     for each in facts_of(case).get("failed", ()):
         functions[each["function"], each["place"]].append(each["reason"])
@@ -43,6 +45,28 @@ def find(case: Case) -> Iterator[Finding]:
             advice="Have the error raised to see all of it, and mend it, or leave torch.compile out there.",
             code="torch._dynamo.config.suppress_errors = False",
         )
+    alone = facts_of(case).get("left_alone", ())
+    layers = [row.path for row in case.run.layers if row.path in alone]
+    if layers:
+        version = str(case.run.environment.get("torch", "")).partition("+")[0]
+        yield make_finding(
+            RULE.name,
+            case,
+            None,
+            severity="warning",
+            layers=layers,
+            line=None,
+            message=f"compile() compiles nothing of {first([each or 'the model' for each in layers])}",
+            evidence=f"torch {version} leaves layers of its own alone there: all of it runs as it is written",
+            advice="Use torch.compile in its place (a state_dict then has _orig_mod in its names), compile what is "
+            "around it, or put it into a module of your own.",
+            code="{0} = torch.compile({0})  # for {0}.compile()".format(_expression(layers[0])),
+        )
 
 
-RULE = Rule("compile-failed", "functions that torch.compile fails on, so that they run as written", find)
+def _expression(path: str) -> str:
+    """The layer as the program would write it: ``model.blocks[0]``."""
+    return "model" + "".join(f"[{part}]" if part.isdigit() else f".{part}" for part in path.split(".") if part)
+
+
+RULE = Rule("compile-failed", "functions that torch.compile fails on, or compiles nothing of: they run as written", find)
