@@ -69,4 +69,4 @@ def _expression(path: str) -> str:
     return "model" + "".join(f"[{part}]" if part.isdigit() else f".{part}" for part in path.split(".") if part)
 
 
-RULE = Rule("compile-failed", "functions that torch.compile fails on, or compiles nothing of: they run as written", find)
+RULE = Rule("compile-failed", "what torch.compile fails on, or compiles nothing of, so that it runs as written", find)
