@@ -86,19 +86,33 @@ def _set(soft: int, hard: int) -> bool:
     return True
 
 
+class _Depth:
+    """How deep Python lets code recurse, as it was set here last: who asks first for room may be done with it first."""
+
+    set_here: int | None = None
+    theirs = 0  # how often the program was seen to have set another one: that has no room of ours in it
+
+
 @contextlib.contextmanager
 def room_for_frames(more: int) -> Iterator[None]:
-    """Let code recurse so many frames deeper until the block is left."""
+    """Let code recurse so many frames deeper until the block is left.
+
+    Code of the user's that sets a limit of its own in the meantime keeps that.
+    """
     before = sys.getrecursionlimit()
+    if before != _Depth.set_here:
+        _Depth.theirs += 1
+    given, theirs = False, _Depth.theirs
     with contextlib.suppress(OverflowError):
         sys.setrecursionlimit(before + more)
+        given, _Depth.set_here = True, before + more
     try:
         yield
     finally:
-        # Code of the user's that set a limit of its own in the meantime keeps that.
-        if sys.getrecursionlimit() == before + more:
+        if given and theirs == _Depth.theirs and sys.getrecursionlimit() == _Depth.set_here:
             with contextlib.suppress(RecursionError):  # the stack is deeper now than it was allowed to be
-                sys.setrecursionlimit(before)
+                sys.setrecursionlimit(_Depth.set_here - more)
+                _Depth.set_here -= more
 
 
 class RoomForCalls:

@@ -183,6 +183,17 @@ def test_the_depth_that_a_program_allows_itself_is_kept(programs: int | None) ->
         sys.setrecursionlimit(before)
 
 
+def test_who_asks_first_for_room_need_not_be_the_last_to_have_it() -> None:
+    before = sys.getrecursionlimit()
+    first, second = room_for_frames(300), room_for_frames(200)
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert sys.getrecursionlimit() == before + 200
+    second.__exit__(None, None, None)
+    assert sys.getrecursionlimit() == before
+
+
 class _Tree(nn.Module):
     """Calls itself: one module, and calls as deep as the program asks for."""
 
