@@ -40,7 +40,8 @@ def nothing_found(run: RunData) -> tuple[str, ...]:
         return ()
     whole = run.ledger.backward_ns
     looked = f"No finding: {units.count(run.rules)} rule{'s' * (run.rules != 1)} looked at"
-    head = f"{looked} time, memory and settings."
+    memory = [] if run.memory is None else ["memory"]
+    head = f"{looked} {_and(['time', *memory, 'settings'])}."
     if run.workload.mode == "trace":
         head = (
             "No finding from times alone: most rules look at settings, memory or the tensors of calls, which a trace "
@@ -48,7 +49,8 @@ def nothing_found(run: RunData) -> tuple[str, ...]:
         )
     elif is_unreliable(run.step):
         why = "the steps waited too long for a core" if is_starved(run.step) else "the steps vary too much"
-        head = f"{looked} memory and settings. Time was not judged, for {why}: profile again while the machine is idle."
+        rest = _and([*memory, "settings"])
+        head = f"{looked} {rest}. Time was not judged, for {why}: profile again while the machine is idle."
     if whole <= 0 or run.step.wall_ns <= 0:
         return (head,)
     kinds = _kinds(run.layers)
@@ -56,6 +58,10 @@ def nothing_found(run: RunData) -> tuple[str, ...]:
     of_this_machine = run.workload.mode != "trace"
     limits = _limits(run.layers) if of_this_machine and not is_unreliable(run.step) else ""
     return tuple(filter(None, (head, _where(run, shown), _phases(run), limits)))
+
+
+def _and(words: Sequence[str]) -> str:
+    return " and ".join(filter(None, (", ".join(words[:-1]), words[-1])))
 
 
 def _where(run: RunData, kinds: Sequence[_LayerClass]) -> str:

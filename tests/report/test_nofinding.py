@@ -16,10 +16,12 @@ from gradscope.report.nofinding import nothing_found
 from gradscope.report.page.data import page_record
 from gradscope.report.runfile import from_json, to_json
 from gradscope.report.view import build_view
-from gradscope.tables import Finding, RunData
+from gradscope.tables import Finding, MemoryInfo, RunData
 from tests import report_fixtures as fixtures
 
 MS = 1_000_000
+# Memory was measured, and none was used.
+NO_MEMORY = MemoryInfo("cpu", 0, 0, "forward", None, "", (), 0, 0, (), (), 0, (), 0, (), 0, (), 0, 0, 0, ())
 
 
 def run(*, limits: bool = True, rules: int | None = 35, findings: tuple[Finding, ...] = ()) -> RunData:
@@ -34,9 +36,10 @@ def run(*, limits: bool = True, rules: int | None = 35, findings: tuple[Finding,
 
 
 def test_it_says_who_looked_where_the_time_is_and_how_near_the_limit() -> None:
-    made = run()
+    made = dataclasses.replace(run(), memory=NO_MEMORY)
     head, where, phases = nothing_found(made)
     assert head == "No finding: 35 rules looked at time, memory and settings."
+    assert nothing_found(run())[0] == "No finding: 35 rules looked at time and settings."  # memory was not measured
     assert where.startswith("Of backward, ")
     assert "% in 12 Linear layers at 78 % of this machine's limit, " in where
     assert "% in 12 LayerNorm layers" in where
@@ -55,7 +58,7 @@ def test_the_phases_have_the_shares_that_the_head_gives_them() -> None:
 
 
 def test_time_that_was_not_judged_is_not_said_to_be_looked_at() -> None:
-    made = run(limits=False)
+    made = dataclasses.replace(run(limits=False), memory=NO_MEMORY)
     busy = dataclasses.replace(made, step=dataclasses.replace(made.step, waited_ns=made.step.wall_ns // 2))
     head, *rest = nothing_found(busy)
     assert head == (
