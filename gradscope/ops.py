@@ -81,10 +81,15 @@ ATEN_CONVOLUTIONS = names(
     "aten::cudnn_convolution_transpose",
 )
 ATEN_ATTENTION = "aten::_scaled_dot_product_"  # so begin the names of its kernels
-# A linear has no row below it in inference mode, nor has what a library's operation calls; the products of groups have
-# none on a device.
+# A linear has no row below it in inference mode, nor has what a library's operation calls; the products of groups, and
+# of recurrent layers, have none on a device.
 _PRODUCT_ROWS = (
-    ATEN_MATMULS | ATEN_CONVOLUTIONS | names("aten::linear aten::matmul aten::_grouped_mm aten::_scaled_grouped_mm")
+    ATEN_MATMULS
+    | ATEN_CONVOLUTIONS
+    | names(
+        "aten::linear aten::matmul aten::_grouped_mm aten::_scaled_grouped_mm",
+        "aten::mkldnn_rnn_layer aten::_cudnn_rnn aten::miopen_rnn",
+    )
 )
 ATEN_CASTS = names("aten::_to_copy aten::to")
 ATEN_FILLS = names("aten::zero_ aten::fill_ aten::_foreach_zero_")  # of gradients, by zero_grad

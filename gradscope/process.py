@@ -116,29 +116,43 @@ def room_for_frames(more: int) -> Iterator[None]:
 
 
 class RoomForCalls:
-    """Lets code recurse deeper where calls lie so deep in each other that the frames of hooks would be too many."""
+    """Lets code recurse deeper where calls lie so deep in each other that the frames of hooks would be too many.
 
-    _FIRST = 32  # calls; a program that never gets there has the depth that it set
+    A program that never gets :attr:`AHEAD` calls deep has the depth that it set. So has a thread whose stack may be
+    smaller than the main one's: what Python's own limit keeps from overflowing would overflow at another.
+    """
+
+    AHEAD = 32  # there is room for as many calls more; to be asked for at every multiple
     _BESIDE = 101  # frames on top of all calls
 
-    def __init__(self, each: int = 2) -> None:
-        """``each``: frames to have room for at each call; fewer than it takes, else an endless recursion never ends."""
-        self.reached = self._FIRST  # calls in each other for which there is room
+    def __init__(self, each: int = 1) -> None:
+        """``each``: the frames that are added to each call; fewer than a call takes, else what has no end gets none."""
         self._each = each
+        self._given = 0
+        self._limit: int | None = None  # that is known to have them
         self._room = contextlib.ExitStack()
 
     def make(self, depth: int) -> None:
-        """There are as many calls in each other now."""
-        more = self._BESIDE if self.reached == self._FIRST else 0
-        while self.reached < depth:
-            more += self._each * self.reached
-            self.reached *= 2
-        self._room.enter_context(room_for_frames(more))
+        """There are as many calls in each other now, on this thread."""
+        wanted = self._BESIDE + self._each * (depth + self.AHEAD)
+        limit = sys.getrecursionlimit()
+        if limit != self._limit:  # the program has set one of its own
+            self._given = 0
+        if wanted > self._given and _has_a_whole_stack():
+            self._room.enter_context(room_for_frames(wanted - self._given))
+            self._given, self._limit = wanted, sys.getrecursionlimit()
 
     def close(self) -> None:
         """Have the depth again that the program set."""
         self._room.close()
-        self.reached = self._FIRST
+        self._given, self._limit = 0, None
+
+
+def _has_a_whole_stack() -> bool:
+    """Check that this thread's is as large as the main thread's."""
+    if threading.current_thread() is threading.main_thread():
+        return True
+    return sys.platform == "linux" and threading.stack_size() == 0
 
 
 @contextlib.contextmanager

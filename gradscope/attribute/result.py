@@ -169,7 +169,9 @@ def build_result(
         rows = without_backward_flops(rows) if compiled.passes_untold else rows
         notes += compiled.notes()
         notes += untold(len(compiled.unknown), why=NO_FORMULA)
-        notes += untold(len(beside & {layer for layer, _ in compiled.flops}), why=BESIDE)
+        counted = {layer for layer, _ in compiled.flops}
+        notes += untold(len(beside & counted), why=BESIDE)
+        notes += untold(len(beside - counted), why=NO_FORMULA_OR_COMPILED)
         notes += untold(len(within - beside) if not compiled.unmatched else 0, why=WITHIN)
     elif survey is not None and has_flops:
         without = [number for number, row in enumerate(rows) if row.calls and row.flops is None]

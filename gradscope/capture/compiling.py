@@ -7,15 +7,18 @@ import os
 import re
 from collections import defaultdict
 from collections.abc import Sequence
+from types import FunctionType
 from typing import Any
 
 import torch
+from torch import nn
 
 import gradscope
 from gradscope.capture.callers import is_standard, is_users
-from gradscope.capture.registry import local_path
-from gradscope.compat import CompileLog, GraphWatch, recompile_limit
+from gradscope.capture.registry import ModuleRegistry, local_path
+from gradscope.compat import CompileLog, GraphWatch, compiles_own_layers, is_compiled, recompile_limit
 from gradscope.ops import OF_TORCH
+from gradscope.tree import children_of, modules_of
 
 _TORCH, _OURS = (os.path.join(os.path.dirname(module.__file__ or ""), "") for module in (torch, gradscope))
 _LAYERS = os.path.join(_TORCH, "nn", "modules", "")  # a model may be one of torch's own, a Sequential say
@@ -61,10 +64,44 @@ def _whose(function: str, file: str, line: int) -> dict[str, str]:
     return {"function": function, "place": f"{local_path(file)}:{line}"}
 
 
-def compile_facts(log: CompileLog, watch: GraphWatch, left_alone: Sequence[int] = ()) -> dict[str, Any]:
+def left_alone(registry: ModuleRegistry) -> list[int]:
+    """Labels of layers on which ``compile()`` was called, or that are in one, and of which torch compiles nothing."""
+    if compiles_own_layers():
+        return []
+    alone = {id(each) for module in registry.alive() for each in parts_left_alone(module)}
+    return [label for label, place in enumerate(registry.places) if id(place.module()) in alone]
+
+
+def parts_left_alone(module: nn.Module) -> list[nn.Module]:
+    """Of a module on which ``compile()`` was called what is torch's own throughout: itself, or parts of it."""
+    found, looked, left = [], set[int](), [module] if is_compiled(module._compiled_call_impl) else []
+    while left:
+        each = left.pop()
+        if id(each) in looked:
+            continue
+        looked.add(id(each))
+        if all(map(_is_torchs, modules_of(each))):
+            found.append(each)
+        elif _is_torchs(each):
+            left += children_of(each)
+    return found
+
+
+def _is_torchs(module: nn.Module) -> bool:
+    """Check that a call of the module, those in it apart, runs no function of the program's: a hook, an activation."""
+    own = vars(module)
+    functions = [getattr(type(module), "forward", None), *(each for each in own.values() if type(each) is FunctionType)]
+    return (
+        all(str(getattr(each, "__module__", "")).startswith("torch.") for each in functions)
+        and "forward" not in own
+        and not (module._forward_hooks or module._forward_pre_hooks)
+    )
+
+
+def compile_facts(log: CompileLog, watch: GraphWatch, alone: Sequence[int] = ()) -> dict[str, Any]:
     """What the rules are told.
 
-    ``left_alone``: modules of torch's own of which ``compile`` compiles nothing, by their labels;
+    ``left_alone``: those of :func:`left_alone`;
 
     ``again``: functions that were compiled again, and in which step; a model of torch's own has no place;
     ``failed``: functions that could not be compiled, likewise;
@@ -119,7 +156,7 @@ def compile_facts(log: CompileLog, watch: GraphWatch, left_alone: Sequence[int] 
         "failed": failed,
         "limit": recompile_limit(),
         "breaks": breaks,
-        "left_alone": list(left_alone),
+        "left_alone": list(alone),
         "graphs": len(watch.graphs),
         "checkpointed": any(graph.is_checkpointed for graph in watch.graphs),
         "budget": min((watch.graphs[run.graph].budget for run in watch.runs), default=1.0),

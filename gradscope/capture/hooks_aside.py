@@ -35,6 +35,7 @@ from gradscope.compat import (
     reads_hooks_of,
     remove_global_hooks,
 )
+from gradscope.process import RoomForCalls
 
 _WAITS, _WAIT_S = 50, 0.001
 
@@ -43,6 +44,7 @@ class HooksAside:
     """Hooks on all modules, registered or, while Dynamo may read torch's tables, not."""
 
     def __init__(self) -> None:
+        self.room = RoomForCalls()  # for the frames of hooks
         self._hooks: list[_Hook] = []
         self._functions: list[Callable[..., Any]] = []  # of all that there have been
         self._inside: set[int] = set()  # threads, by their ident

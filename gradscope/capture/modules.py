@@ -36,7 +36,7 @@ from gradscope.compat import (
     open_range,
     sequence_number,
 )
-from gradscope.process import unheard
+from gradscope.process import RoomForCalls, unheard
 from gradscope.tables import SpanTable
 from gradscope.tree import children_of
 
@@ -139,6 +139,7 @@ MODULE_CALLS = "recording module calls"  # under which the guard notes an error
 _NOTHING = CallCost()
 _BELOW = 5  # frames from a hook to that which called the module: the guard's, and three of torch's
 _frame = sys._getframe
+_AHEAD = RoomForCalls.AHEAD
 
 
 class CallRecorder:
@@ -164,7 +165,6 @@ class CallRecorder:
         self._spans = SpanRecorder(markers.CALL)
         self._stack = SpanStack()
         self._first_of = self.registry.callers.first_of
-        self._room = self.registry.room
         self._by_hand = ExitStack()  # see byhand.py
 
     @property
@@ -311,8 +311,8 @@ class CallRecorder:
         inside += perf_counter_ns() - opened
         # By id: a call that never returns holds nothing.
         calls.append((id(module), span, by_hand, inside, around + opened - began))
-        if len(calls) > self._room.reached:
-            self._room.make(len(calls))
+        if not len(calls) % _AHEAD:
+            self._aside.room.make(len(calls))
 
     def _leave(self, module: nn.Module, _args: Any, _output: Any) -> None:
         if torch.compiler.is_compiling():

@@ -21,8 +21,8 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from gradscope.capture.callers import Callers
-from gradscope.compat import COMPILED_FROM, compiled_from, is_left_alone
-from gradscope.process import RoomForCalls, objects_of
+from gradscope.compat import COMPILED_FROM, compiled_from
+from gradscope.process import objects_of
 from gradscope.tensor_refs import tensor_ref
 from gradscope.tree import children_of, join, modules_of, named_modules_of, parameters_of
 
@@ -107,7 +107,6 @@ class ModuleRegistry:
         self.places: list[RegisteredPath] = []  # by label
         self.callers = Callers()  # of the modules
         self.step = 0  # told by the session: how many steps have ended
-        self.room = RoomForCalls()  # of the modules
         self.models: Callable[[], Iterable[nn.Module]] = tuple  # those that the user has named
         self._labels: dict[int, int] = {}  # id of a living module -> label
         self._guards: dict[int, weakref.ref[nn.Module]] = {}  # take the id out when the module dies
@@ -179,11 +178,6 @@ class ModuleRegistry:
         """The modules of all places that live now, and what torch.compile made of some; let go of the list soon."""
         found = (reference() for reference in (*(place.module for place in self.places), *self._compiled))
         return [module for module in found if module is not None]
-
-    def left_alone(self) -> list[int]:
-        """Labels of modules on which ``compile`` was called and of which torch compiles nothing."""
-        living = ((label, place.module()) for label, place in enumerate(self.places))
-        return [label for label, module in living if module is not None and is_left_alone(module)]
 
     def owners_of(self, tensor: Any) -> tuple[int, ...]:
         """Labels of the modules that hold a parameter now, in the order of the places; none for a loose tensor."""

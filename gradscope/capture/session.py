@@ -16,7 +16,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from gradscope.capture.backward import BackwardWatch
 from gradscope.capture.compiler_watch import COMPILED_GRAPHS, CompilerWatch
-from gradscope.capture.compiling import compile_facts
+from gradscope.capture.compiling import compile_facts, left_alone
 from gradscope.capture.environment import rank_and_size
 from gradscope.capture.guard import Guard
 from gradscope.capture.memory import Surroundings
@@ -100,7 +100,7 @@ class Session:
         _claim(self)
         with ExitStack() as stack:  # of what is undone where the rest of this fails
             stack.callback(_release, self)
-            stack.callback(self.capture.registry.room.close)
+            stack.callback(self.run.hooks_aside.room.close)
             stack.enter_context(self.run.backward.installed())
             stack.enter_context(self.run.loaders.installed())
             stack.enter_context(watch_profilers(self._give_way, self._other_ended))
@@ -278,7 +278,7 @@ class Session:
             with self.run.guard.over(_KEEPING):
                 self.capture.hold()
             with self.run.guard.over(COMPILED_GRAPHS):
-                facts = compile_facts(self.run.compile_log, self.capture.compiled, self.capture.registry.left_alone())
+                facts = compile_facts(self.run.compile_log, self.capture.compiled, left_alone(self.capture.registry))
                 self.capture.settings = {**self.capture.settings, "compiled": facts}
             self._steps.take()
             with self.run.guard.over(_KEEPING):

@@ -18,9 +18,9 @@ from gradscope.compat.dynamo.compiled import (
     COMPILED_FROM,
     compiled_frames,
     compiled_from,
+    compiles_own_layers,
     is_compiled,
     is_compiled_module,
-    is_left_alone,
     wrapper_codes,
 )
 from gradscope.compat.dynamo.entry import following_dynamo, probe_entry
@@ -114,6 +114,7 @@ __all__ = [
     "compiler_stance",
     "compiles_backward",
     "compiles_nothing",
+    "compiles_own_layers",
     "current_node_number",
     "default_device_mode",
     "dispatch_depth",
@@ -132,7 +133,6 @@ __all__ = [
     "hooks_made",
     "is_compiled",
     "is_compiled_module",
-    "is_left_alone",
     "is_switched_off",
     "keep_eager",
     "keep_frame_eager",

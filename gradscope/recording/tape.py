@@ -140,6 +140,8 @@ class Tape(TorchFunctionMode):
         if self._depth == 0:
             self._bottom = _caller(sys._getframe(1))
         self._depth += 1
+        if self._aside is not None and not self._depth % self._aside.room.AHEAD:
+            self._aside.room.make(self._depth)
 
     def _left(self, module: nn.Module, args: Any, output: Any) -> None:
         """A module's forward ended: its frame and those below it need not be held any more."""

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from gradscope.capture.compiling import left_alone, parts_left_alone
 from gradscope.capture.modules import CallRecorder
 from gradscope.capture.naming import name_called
 from gradscope.capture.registry import NOBODYS, ModuleRegistry
@@ -258,4 +259,45 @@ def test_layers_of_torchs_own_are_left_alone_where_compile_was_called_on_them() 
     with CallRecorder(registry=registry).recording(), torch.compiler.set_stance("force_eager"):
         model(X)
     before = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 14)  # which compiles them
-    assert [registry.places[label].path for label in registry.left_alone()] == (["0"] if before else [])
+    assert [registry.places[label].path for label in left_alone(registry)] == (["0"] if before else [])
+
+
+class _Plain(nn.Linear):
+    """A program's, without a ``forward`` of its own."""
+
+
+def _with(module: nn.Module, change: Callable[[Any], object]) -> nn.Module:
+    change(module)
+    return module
+
+
+def _forward(x: Tensor) -> Tensor:
+    return x
+
+
+@pytest.mark.parametrize(
+    ("module", "alone"),
+    [
+        (nn.Linear(4, 4), True),
+        (_Plain(4, 4), True),
+        (nn.TransformerEncoderLayer(4, 1), True),
+        (nn.TransformerEncoderLayer(4, 1, activation=_forward), False),
+        (_Block(), False),
+        (_with(nn.Linear(4, 4), lambda each: each.register_forward_hook(print)), False),
+        (_with(nn.Linear(4, 4), lambda each: setattr(each, "forward", _forward)), False),
+    ],
+    ids=["torch's", "a subclass", "a larger one", "an activation", "own", "a hook", "another forward"],
+)
+def test_what_of_torchs_own_is_left_alone(module: nn.Module, alone: bool) -> None:
+    assert parts_left_alone(module) == []
+    module.compile(backend="eager", disable=True)
+    assert parts_left_alone(module) == []
+    module.compile(backend="eager")
+    assert parts_left_alone(module) == ([module] if alone else [])
+
+
+def test_of_a_sequence_what_is_not_the_programs_is_left_alone() -> None:
+    linear, block, shared = nn.Linear(4, 4), _Block(), nn.ReLU()
+    module = nn.Sequential(linear, shared, nn.Sequential(block, shared))
+    module.compile(backend="eager")
+    assert parts_left_alone(module) == [shared, linear]

@@ -9,6 +9,7 @@ import resource
 import subprocess
 import sys
 import tempfile
+import threading
 import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,7 +21,7 @@ from torch import nn
 
 import gradscope
 from gradscope.capture.environment import describe_environment
-from gradscope.process import room_for_files, room_for_frames
+from gradscope.process import RoomForCalls, room_for_files, room_for_frames
 
 _LEAKS = """
 import os, resource, torch
@@ -231,6 +232,47 @@ def test_a_module_calls_itself_as_deep_as_it_may_alone() -> None:
                 break
     assert limits != {before} and sys.getrecursionlimit() == before
     assert not [note for note in prof.report.data.notes if "failed" in note]
+
+
+@pytest.mark.parametrize("keeps", [False, True])
+def test_a_program_that_sets_the_depth_of_each_forward_has_it(keeps: bool) -> None:
+    model, before = _Tree(), sys.getrecursionlimit()
+    try:
+        sys.setrecursionlimit(1200)
+        depth = _deepest(model)
+        with gradscope.profiling(model, steps=2, warmup=1) as prof:
+            while True:
+                sys.setrecursionlimit(1200)
+                loss = model(torch.ones(2, 4), depth).sum()
+                if not keeps:
+                    sys.setrecursionlimit(before)
+                loss.backward()
+                if prof.step():
+                    break
+        assert sys.getrecursionlimit() == (1200 if keeps else before)
+        assert not [note for note in prof.report.data.notes if "failed" in note]
+    finally:
+        sys.setrecursionlimit(before)
+
+
+def test_a_thread_with_a_small_stack_has_the_depth_that_keeps_it_from_overflowing() -> None:
+    before, found = sys.getrecursionlimit(), []
+
+    def deep() -> None:
+        room = RoomForCalls()
+        room.make(64)
+        found.append(sys.getrecursionlimit())
+        room.close()
+
+    size = threading.stack_size(512 * 1024)
+    try:
+        thread = threading.Thread(target=deep)
+        thread.start()
+        thread.join()
+    finally:
+        threading.stack_size(size)
+    deep()
+    assert found[0] == before < found[1] and sys.getrecursionlimit() == before
 
 
 @pytest.mark.filterwarnings("ignore:global module forward hook with:UserWarning")  # torch's, of our hooks at the end

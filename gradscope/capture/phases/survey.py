@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from gradscope.capture.backward import Around
 from gradscope.capture.budget import SurveyPlan
-from gradscope.capture.compiling import breaks_in_models
+from gradscope.capture.compiling import breaks_in_models, left_alone
 from gradscope.capture.modules import MODULE_CALLS, CallRecorder
 from gradscope.capture.phases.base import Phase, Run
 from gradscope.capture.phases.timed import read_timed
@@ -140,7 +140,7 @@ class Survey(Phase):
             return [_NOT_FOLLOWED if self.run.capture.compiled.graphs else _WITHOUT_GRAPHS]
         log = self.run.compile_log
         found = [_FAILED] if any(log.failures()) else []
-        found += [_LEFT_ALONE] if self.run.capture.registry.left_alone() else []
+        found += [_LEFT_ALONE] if self._recorder.called().intersection(left_alone(self.run.capture.registry)) else []
         if breaks_in_models(log):
             found.append(_BROKEN_BESIDE_HOOKS if self.run.hooks_aside.is_guarded else _BROKEN)
         return found

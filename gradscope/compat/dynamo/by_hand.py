@@ -86,7 +86,7 @@ def _noting(tracing: Any, failed: Callable[[Exception], None]) -> Iterator[None]
     original = kind.inline_call  # bound to the class that it is called on: no other overrides it
     # Of all threads: Dynamo lets one trace at a time. It compares names as deep as modules lie, a few frames each, and
     # once more behind the last call.
-    room, depth = RoomForCalls(8), 0
+    room, depth = RoomForCalls(5), 0
 
     def inline_call(parent: Any, function: Any, args: Any, kwargs: Any, **more: Any) -> Any:
         nonlocal depth
@@ -97,7 +97,7 @@ def _noting(tracing: Any, failed: Callable[[Exception], None]) -> Iterator[None]
             failed(error)
         depth += 1
         try:
-            if depth > room.reached:
+            if not depth % room.AHEAD:
                 room.make(depth)
             with told:
                 return original(parent, function, args, kwargs, **more)

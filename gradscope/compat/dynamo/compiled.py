@@ -12,7 +12,6 @@ from torch import nn
 from gradscope.compat.dynamo import DYNAMO
 
 _TORCH = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
-_LAYERS = "torch.nn."  # so the names of modules begin that have torch's own layers
 COMPILED_FROM = "_orig_mod"  # the name under which what torch.compile made of a module has that module
 
 
@@ -28,15 +27,13 @@ def is_compiled_module(module: nn.Module) -> bool:
     return module._compiled_call_impl is not None or hasattr(module, COMPILED_FROM)
 
 
-def is_left_alone(module: nn.Module) -> bool:
-    """Check that ``module.compile()`` was called, of which Dynamo compiles nothing.
+def compiles_own_layers() -> bool:
+    """Check that Dynamo compiles a layer of torch's own on which ``compile()`` was called.
 
-    Before torch 2.14 it leaves functions of torch's own alone where these are what is to be compiled; of what
-    ``torch.compile`` makes of a module it compiles them.
+    Before torch 2.14 it leaves functions of torch's own alone where these are what is to be compiled, and compiles what
+    they call of the program's; of what ``torch.compile`` makes of a module it compiles them.
     """
-    if _TORCH >= (2, 14) or module._compiled_call_impl is None:
-        return False
-    return all(type(each).__module__.startswith(_LAYERS) for each in module.modules())
+    return _TORCH >= (2, 14)
 
 
 def compiled_from(module: nn.Module) -> nn.Module:

@@ -351,8 +351,25 @@ def test_other_models_of_torchs_own_are_not_one_that_is_compiled_again() -> None
 def test_layers_of_torchs_own_on_which_compile_was_called() -> None:
     case = made_case(device="cpu", compiled={"again": (), "breaks": (), "left_alone": ["blocks.0", "head"]})
     layers = tuple(layer(path, 0, 0) for path in ("blocks.0", "blocks.1", "head"))
-    case = replace(case, run=replace(case.run, layers=layers))
+    case = replace(case, run=replace(case.run, layers=layers, environment={"torch": "2.13.0+cpu"}))
     (finding,) = RULES["compile-failed"].find(case)
     check_words(finding)
-    assert finding.layers == ("blocks.0", "head") and finding.message == "compile() compiles nothing of blocks.0, head"
+    assert finding.layers == ("blocks.0", "head")
+    assert finding.message == "torch.compile compiles nothing of blocks.0, head"
     assert finding.code == "model.blocks[0] = torch.compile(model.blocks[0])  # for model.blocks[0].compile()"
+
+
+@pytest.mark.parametrize("path", ["", "blocks.0"])
+@pytest.mark.parametrize(
+    ("calls", "region", "tells"),
+    [(1.0, "head", False), (1.0, "blocks.0.act", False), (0.0, None, False), (1.0, None, True)],
+)
+def test_a_layer_of_which_something_is_compiled_is_not_left_alone(
+    path: str, calls: float, region: str | None, tells: bool
+) -> None:
+    """In a graph of what is around it, where nothing calls it, or a function of the program's that it calls."""
+    ops = () if region is None else (OpRow(region, "forward", "Torch-Compiled Region: 0/0", 1, 0),)
+    case = made_case(ops=ops, device="cpu", compiled={"again": (), "breaks": (), "left_alone": [path]})
+    case = replace(case, run=replace(case.run, layers=(layer(path, 0, 0, calls=calls),)))
+    apart = path == "blocks.0" and region == "head"
+    assert bool(list(RULES["compile-failed"].find(case))) is (tells or apart)

@@ -17,13 +17,16 @@ Source: torch/_dynamo/config.py (``suppress_errors``), convert_frame.py.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from gradscope.diagnose.case import Case, Rule, first
 from gradscope.diagnose.compiled import facts_of
 from gradscope.diagnose.findings import make_finding, several
+from gradscope.ops import COMPILED_GRAPH, COMPILED_NODE, COMPILED_REGION
 from gradscope.tables import Finding
 
+# Rows that torch writes around what it has compiled.
+_COMPILED = (COMPILED_REGION, COMPILED_GRAPH, COMPILED_NODE)
 _LONGEST = 200  # characters of an error
 
 
@@ -46,7 +49,8 @@ def find(case: Case) -> Iterator[Finding]:
             code="torch._dynamo.config.suppress_errors = False",
         )
     alone = facts_of(case).get("left_alone", ())
-    layers = [row.path for row in case.run.layers if row.path in alone]
+    compiled = {row.layer for row in case.run.ops if row.layer is not None and row.name.startswith(_COMPILED)}
+    layers = [row.path for row in case.run.layers if row.path in alone and row.calls and not _holds(row.path, compiled)]
     if layers:
         version = str(case.run.environment.get("torch", "")).partition("+")[0]
         yield make_finding(
@@ -56,12 +60,17 @@ def find(case: Case) -> Iterator[Finding]:
             severity="warning",
             layers=layers,
             line=None,
-            message=f"compile() compiles nothing of {first([each or 'the model' for each in layers])}",
-            evidence=f"torch {version} leaves layers of its own alone there: all of it runs as it is written",
-            advice="Use torch.compile in its place (a state_dict then has _orig_mod in its names), compile what is "
-            "around it, or put it into a module of your own.",
+            message=f"torch.compile compiles nothing of {first([each or 'the model' for each in layers])}",
+            evidence=f"Torch {version} leaves layers of its own alone where compile() is called: they run as written",
+            advice="Use torch.compile in place of compile() (its state_dict has _orig_mod in names), compile what is "
+            "around them, or put them into a module of your own.",
             code="{0} = torch.compile({0})  # for {0}.compile()".format(_expression(layers[0])),
         )
+
+
+def _holds(path: str, layers: Collection[str]) -> bool:
+    """Check that one of these is this layer, or is inside of it."""
+    return any(not path or each == path or each.startswith(f"{path}.") for each in layers)
 
 
 def _expression(path: str) -> str:
