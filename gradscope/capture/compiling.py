@@ -16,7 +16,7 @@ from torch import nn
 import gradscope
 from gradscope.capture.callers import is_standard, is_users
 from gradscope.capture.registry import ModuleRegistry, local_path
-from gradscope.compat import CompileLog, GraphWatch, compiles_own_layers, is_compiled, recompile_limit
+from gradscope.compat import CompileLog, GraphWatch, compiles_own_layers, is_compiled, is_switched_off, recompile_limit
 from gradscope.ops import OF_TORCH
 from gradscope.tree import children_of, modules_of
 
@@ -65,8 +65,11 @@ def _whose(function: str, file: str, line: int) -> dict[str, str]:
 
 
 def left_alone(registry: ModuleRegistry) -> list[int]:
-    """Labels of layers on which ``compile()`` was called, or that are in one, and of which torch compiles nothing."""
-    if compiles_own_layers():
+    """Labels of layers on which ``compile()`` was called, or that are in one, and of which torch compiles nothing.
+
+    But for recurrent ones, of which it compiles nothing in whatever way.
+    """
+    if compiles_own_layers() or is_switched_off():
         return []
     alone = {id(each) for module in registry.alive() for each in parts_left_alone(module)}
     return [label for label, place in enumerate(registry.places) if id(place.module()) in alone]
@@ -92,7 +95,8 @@ def _is_torchs(module: nn.Module) -> bool:
     own = vars(module)
     functions = [getattr(type(module), "forward", None), *(each for each in own.values() if type(each) is FunctionType)]
     return (
-        all(str(getattr(each, "__module__", "")).startswith("torch.") for each in functions)
+        not issubclass(type(module), nn.RNNBase)
+        and all(str(getattr(each, "__module__", "")).startswith("torch.") for each in functions)
         and "forward" not in own
         and not (module._forward_hooks or module._forward_pre_hooks)
     )

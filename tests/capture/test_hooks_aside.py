@@ -22,7 +22,9 @@ from torch.utils.hooks import RemovableHandle
 
 from gradscope.capture import hooks_aside
 from gradscope.capture.hooks_aside import HooksAside
+from gradscope.capture.modules import CallRecorder
 from gradscope.capture.phases import survey
+from gradscope.capture.registry import ModuleRegistry
 
 
 @pytest.fixture(autouse=True)
@@ -563,7 +565,13 @@ def test_where_hooks_are_out_the_report_says_what_has_no_layers(
     if reads:
         aside.are_read()
     phase: Any = SimpleNamespace(
-        run=SimpleNamespace(may_trace=lambda: True, hooks_aside=aside, compile_log=SimpleNamespace(failures=list))
+        run=SimpleNamespace(
+            may_trace=lambda: True,
+            hooks_aside=aside,
+            compile_log=SimpleNamespace(failures=list),
+            capture=SimpleNamespace(registry=ModuleRegistry()),
+        ),
+        _recorder=CallRecorder(),
     )
     said = survey.Survey._untold(phase)
     assert len(said) == breaks and all(says in note for note in said)

@@ -283,10 +283,11 @@ def _forward(x: Tensor) -> Tensor:
         (nn.TransformerEncoderLayer(4, 1), True),
         (nn.TransformerEncoderLayer(4, 1, activation=_forward), False),
         (_Block(), False),
+        (nn.LSTM(4, 4), False),
         (_with(nn.Linear(4, 4), lambda each: each.register_forward_hook(print)), False),
         (_with(nn.Linear(4, 4), lambda each: setattr(each, "forward", _forward)), False),
     ],
-    ids=["torch's", "a subclass", "a larger one", "an activation", "own", "a hook", "another forward"],
+    ids=["torch's", "a subclass", "a larger one", "an activation", "own", "recurrent", "a hook", "another forward"],
 )
 def test_what_of_torchs_own_is_left_alone(module: nn.Module, alone: bool) -> None:
     assert parts_left_alone(module) == []

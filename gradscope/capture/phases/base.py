@@ -11,6 +11,7 @@ from gradscope import markers
 from gradscope.capture.aside import FOLLOWING, Aside
 from gradscope.capture.backward import Around, BackwardWatch
 from gradscope.capture.budget import Budget
+from gradscope.capture.fast_paths import leaving_fast_paths
 from gradscope.capture.guard import Guard
 from gradscope.capture.hooks_aside import HooksAside
 from gradscope.capture.loop import LineSampler, LoaderWatch
@@ -130,6 +131,10 @@ class Run:
             yield
         finally:
             self.capture.compiled.around = None
+
+    def leaving_fast_paths(self) -> AbstractContextManager[None]:
+        """Keep modes of ours out of layers that would compute another way with them."""
+        return leaving_fast_paths(self.guard, self.hooks_aside, self.aside)
 
     def leave_out(self, what: Sequence[str]) -> None:
         """Note what is not measured, for the budget's sake."""

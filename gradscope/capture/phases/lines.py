@@ -73,6 +73,7 @@ class Lines(Phase):
         self._profiler = new_profiler()
         exits.enter_context(run.profiling(self._profiler))
         exits.enter_context(run.beside_graphs())
+        exits.enter_context(run.leaving_fast_paths())
         exits.enter_context(self._tracer.recording())
         self._mark()
 

@@ -115,6 +115,7 @@ class Memory(Phase):
         exits.enter_context(run.profiling(steps.profiler, start_memory_profiler))
         if with_lines:
             exits.enter_context(run.beside_graphs())
+            exits.enter_context(run.leaving_fast_paths())
             exits.enter_context(steps.lines.recording())
         if settled:
             steps.begin_settled()

@@ -119,6 +119,7 @@ class Survey(Phase):
                 exits.enter_context(FlopMode(run.guard, run.aside).counting())
                 self._has_flops = True
         if with_lines:
+            exits.enter_context(run.leaving_fast_paths())
             exits.enter_context(self._tracer.recording())
 
     def _let_go(self) -> None:
