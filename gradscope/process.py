@@ -129,23 +129,22 @@ class RoomForCalls:
         """``each``: the frames that are added to each call; fewer than a call takes, else what has no end gets none."""
         self._each = each
         self._given = 0
-        self._limit: int | None = None  # that is known to have them
+        self._theirs = 0  # as it was when they were
         self._room = contextlib.ExitStack()
 
     def make(self, depth: int) -> None:
         """There are as many calls in each other now, on this thread."""
         wanted = self._BESIDE + self._each * (depth + self.AHEAD)
-        limit = sys.getrecursionlimit()
-        if limit != self._limit:  # the program has set one of its own
-            self._given = 0
+        if sys.getrecursionlimit() != _Depth.set_here or self._theirs != _Depth.theirs:
+            self._given = 0  # the program has set a limit of its own
         if wanted > self._given and _has_a_whole_stack():
             self._room.enter_context(room_for_frames(wanted - self._given))
-            self._given, self._limit = wanted, sys.getrecursionlimit()
+            self._given, self._theirs = wanted, _Depth.theirs
 
     def close(self) -> None:
         """Have the depth again that the program set."""
         self._room.close()
-        self._given, self._limit = 0, None
+        self._given = 0
 
 
 def _has_a_whole_stack() -> bool:

@@ -195,6 +195,25 @@ def test_who_asks_first_for_room_need_not_be_the_last_to_have_it() -> None:
     assert sys.getrecursionlimit() == before
 
 
+def test_two_that_need_room_do_not_take_each_other_for_the_program() -> None:
+    """Modules and what Dynamo inlines, in turns; nor is room lost that the program has taken away."""
+    before = sys.getrecursionlimit()
+    first, second = RoomForCalls(), RoomForCalls(5)
+    try:
+        for depth in (32, 64, 32, 64):
+            first.make(depth)
+            second.make(depth)
+        assert sys.getrecursionlimit() == before + (101 + 96) + (101 + 5 * 96)
+        sys.setrecursionlimit(before + 1)
+        first.make(32)
+        assert sys.getrecursionlimit() == before + 1 + 101 + 64
+        first.close()
+        second.close()
+        assert sys.getrecursionlimit() == before + 1
+    finally:
+        sys.setrecursionlimit(before)
+
+
 class _Tree(nn.Module):
     """Calls itself: one module, and calls as deep as the program asks for."""
 
