@@ -149,7 +149,7 @@ class RoomForCalls:
 
 def _has_a_whole_stack() -> bool:
     """Check that this thread's is as large as the main thread's."""
-    if threading.current_thread() is threading.main_thread():
+    if threading.get_ident() == threading.main_thread().ident:  # to ask for a thread of C's would make an object for it
         return True
     return sys.platform == "linux" and threading.stack_size() == 0
 

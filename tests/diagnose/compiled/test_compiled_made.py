@@ -357,6 +357,11 @@ def test_layers_of_torchs_own_on_which_compile_was_called() -> None:
     assert finding.layers == ("blocks.0", "head")
     assert finding.message == "torch.compile compiles nothing of blocks.0, head"
     assert finding.code == "model.blocks[0] = torch.compile(model.blocks[0])  # for model.blocks[0].compile()"
+    layers = (layer("heads", 0, 0, "ModuleDict"), layer("heads.0", 0, 0))
+    case = made_case(device="cpu", compiled={"again": (), "breaks": (), "left_alone": ["heads.0"]})
+    case = replace(case, run=replace(case.run, layers=layers))
+    (finding,) = RULES["compile-failed"].find(case)
+    assert finding.code.startswith("model.heads['0'] = torch.compile(")
 
 
 @pytest.mark.parametrize("path", ["", "blocks.0"])

@@ -17,7 +17,7 @@ Source: torch/_dynamo/config.py (``suppress_errors``), convert_frame.py.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 
 from gradscope.diagnose.case import Case, Rule, first
 from gradscope.diagnose.compiled import facts_of
@@ -52,6 +52,7 @@ def find(case: Case) -> Iterator[Finding]:
     compiled = {row.layer for row in case.run.ops if row.layer is not None and row.name.startswith(_COMPILED)}
     layers = [row.path for row in case.run.layers if row.path in alone and row.calls and not _holds(row.path, compiled)]
     if layers:
+        classes = {row.path: row.class_name for row in case.run.layers}
         version = str(case.run.environment.get("torch", "")).partition("+")[0]
         yield make_finding(
             RULE.name,
@@ -64,7 +65,7 @@ def find(case: Case) -> Iterator[Finding]:
             evidence=f"Torch {version} leaves layers of its own alone where compile() is called: they run as written",
             advice="Use torch.compile in place of compile() (its state_dict has _orig_mod in names), compile what is "
             "around them, or put them into a module of your own.",
-            code="{0} = torch.compile({0})  # for {0}.compile()".format(_expression(layers[0])),
+            code="{0} = torch.compile({0})  # for {0}.compile()".format(_expression(layers[0], classes)),
         )
 
 
@@ -73,9 +74,20 @@ def _holds(path: str, layers: Collection[str]) -> bool:
     return any(not path or each == path or each.startswith(f"{path}.") for each in layers)
 
 
-def _expression(path: str) -> str:
-    """The layer as the program would write it: ``model.blocks[0]``."""
-    return "model" + "".join(f"[{part}]" if part.isdigit() else f".{part}" for part in path.split(".") if part)
+def _expression(path: str, classes: Mapping[str, str]) -> str:
+    """The layer as the program would write it: ``model.blocks[0]``.
+
+    Args:
+        classes: of all layers, by path.
+    """
+    text, above = "model", ""
+    for part in filter(None, path.split(".")):
+        if classes.get(above) == "ModuleDict":
+            text += f"[{part!r}]"
+        else:
+            text += f"[{part}]" if part.isdigit() else f".{part}"
+        above = f"{above}.{part}".lstrip(".")
+    return text
 
 
 RULE = Rule("compile-failed", "what torch.compile fails on, or compiles nothing of, so that it runs as written", find)
