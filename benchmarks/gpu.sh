@@ -86,7 +86,7 @@ for name in "${parts[@]}"; do
         part "$name" 90 8 "$python" benchmarks/compiled.py --device cuda --json "$results/compiled.jsonl" \
           "benchmarks/compiled_models.py:$model"
       done
-      part "$name" 180 8 "$python" benchmarks/compiled_cost.py --device cuda --rounds 1 --step-rounds 3 \
+      part "$name" 240 8 "$python" benchmarks/compiled_cost.py --device cuda --rounds 1 --step-rounds 3 \
         --json "$results/compiled_cost.jsonl"
       ;;
     traces) part "$name" 60 12 "$python" benchmarks/traces.py --device cuda --json "$results/traces.jsonl" ;;
