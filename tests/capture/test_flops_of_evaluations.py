@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -185,7 +186,8 @@ def test_a_layer_that_torch_cannot_count_is_told_so() -> None:
 
 
 @pytest.mark.skipif(tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 14), reason="this torch compiles it")
-def test_a_layer_that_compile_left_alone_is_not_put_down_to_a_formula() -> None:
+def test_a_layer_that_compile_left_alone_is_not_put_down_to_a_formula(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(torch._dynamo.utils.counters, "frames", Counter())  # what other tests have compiled here
     model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH))
     model[0].compile(backend="eager")
     x = torch.randn(ROWS, WIDTH)
