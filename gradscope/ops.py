@@ -166,6 +166,7 @@ def item_bytes(dtype: str) -> int:
 # What Inductor calls the kernels that it generates, and AOTAutograd the node of a compiled graph.
 GENERATED = ("cpp_", "triton_")
 COMPILED_NODE = "CompiledFunctionBackward"
+CACHE_LOOKUP = "TorchDynamo Cache Lookup"  # of a function that may have been compiled
 COMPILED_REGION = "Torch-Compiled Region"  # so begins the name of each row of a function that Dynamo made
 OF_TORCH = "a model or a function of torch's own"  # a compiled one, none of whose code is the program's
 # Autograd makes it for a value that a compiled graph returns and the loss does not use.

@@ -18,6 +18,7 @@ from gradscope.attribute.linechoice import LayerCall
 from gradscope.attribute.linematch import LineMatcher, Traced, calls_made, operations_of
 from gradscope.attribute.nodes import OUTSIDE, NodeLabels, above_lines, label_nodes, nearest, pass_of
 from gradscope.attribute.rows import BoolColumn, Category, NodeRows, Rows, Skeleton, assign_rows, find_steps
+from gradscope.ops import CACHE_LOOKUP
 from gradscope.tables import (
     EventTable,
     GraphNode,
@@ -297,7 +298,8 @@ def match_step(
 
 
 def _owned(units: tuple[tuple[int, str], ...]) -> list[tuple[int, str]]:
-    return [key for key in units if key[0] != OUTSIDE]
+    """Those of modules. With torch 2.11 Dynamo looks for code of gradscope's own functions too, in the survey alone."""
+    return [key for key in units if key[0] != OUTSIDE and key[1] != CACHE_LOOKUP]
 
 
 def _match(timed: tuple[tuple[int, str], ...], known: tuple[tuple[int, str], ...]) -> tuple[list[int], bool]:

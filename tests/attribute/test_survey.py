@@ -150,6 +150,7 @@ def test_what_runs_in_another_order_or_more_often_goes_by_occurrence() -> None:
     [
         ((A, B), (A,), True),
         ((A, LOOSE, B, LOOSE), (A,), True),  # a script logs in some steps
+        ((A, (0, "TorchDynamo Cache Lookup"), B), (A,), True),
         ((A, LOOSE, A), (A,), False),
         ((A, B), (B,), False),
     ],

@@ -27,11 +27,11 @@ from typing import Any, NamedTuple
 from gradscope.diagnose.case import Case, Rule, first, share
 from gradscope.diagnose.compiled import facts_of
 from gradscope.diagnose.findings import is_of_a_library, make_finding, of_package, of_step, script_of, several
-from gradscope.ops import COMPILED_REGION
+from gradscope.ops import CACHE_LOOKUP, COMPILED_REGION
 from gradscope.tables import Finding
 
 # Rows that torch writes around what compiled code runs, by how their names begin.
-_AROUND = ("TorchDynamo Cache Lookup", COMPILED_REGION, "Pregraph bytecode", "AOTDispatcher Runtime Wrapper")
+_AROUND = (CACHE_LOOKUP, COMPILED_REGION, "Pregraph bytecode", "AOTDispatcher Runtime Wrapper")
 _REGION = f"{COMPILED_REGION}: "
 _WARNED = 0.02  # of the step, from which on it is more than a remark
 _LONGEST = 160  # characters of a reason
